@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use library::info::{DiskSpec, TemplateDefaults, TemplateInfo};
 use model::{Bytes, SandboxId};
 use template::Recipe;
 
@@ -9,7 +10,6 @@ use crate::{
     Pool,
     error::PoolError,
     message::{Request, SandboxRequest},
-    spec::{DiskSpec, TemplateDefaults, TemplateInfo},
 };
 
 impl Pool {

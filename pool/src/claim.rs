@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
+use library::vmms::VmmId;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     record::shared,
     slot::{Event, Next, Refusal, Stage},
     spec::PauseMode,
-    vmms::VmmId,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -44,6 +44,7 @@ use tokio::{
 };
 
 use entry::Entry;
+use library::Library;
 
 use crate::{
     cgroup::{FormerServers, Groups},
@@ -55,8 +56,6 @@ use crate::{
     slot::{Effects, Event, Next, Operation, Slot, Stage, Unexpected, decide},
     spec::{Change, ChangeKind, Ended, OnClose, PoolConfig, PoolStats},
     state_dir::StateLock,
-    templates::Templates,
-    vmms::Vmms,
     work::{Stop, base::Held, needs::GuestSums},
 };
 use adoptions::Adoptions;
@@ -82,8 +81,7 @@ pub(crate) struct Driver {
     /// From the configuration. `None` if nothing follows the pool's changes.
     changes: Option<mpsc::UnboundedSender<Change>>,
     jobs: Jobs,
-    templates: Templates,
-    vmms: Vmms,
+    library: Library,
     /// Whether a slot or template has ended since the last search for unused images.
     images_may_be_unused: bool,
     /// Set if a record or template could not be read. Nothing is removed then, because the files may yet be repaired.
@@ -141,8 +139,7 @@ pub(crate) struct Setup {
     pub(crate) config: PoolConfig,
     pub(crate) host_boot_id: String,
     pub(crate) groups: Arc<Groups>,
-    pub(crate) templates: Templates,
-    pub(crate) vmms: Vmms,
+    pub(crate) library: Library,
     pub(crate) keeps_unused: bool,
     pub(crate) entries: Vec<(SandboxId, Entry)>,
     pub(crate) leftovers: Leftovers,
@@ -184,8 +181,7 @@ impl Driver {
             ended: setup.ended,
             changes,
             jobs,
-            templates: setup.templates,
-            vmms: setup.vmms,
+            library: setup.library,
             images_may_be_unused: true,
             keeps_unused: setup.keeps_unused,
             removal: None,
@@ -306,7 +302,7 @@ impl Driver {
         }
         self.look_again = true;
         self.disks.watch(&self.slots);
-        self.memory.measure(&mut self.slots, &self.templates);
+        self.memory.measure(&mut self.slots, &self.library);
         self.remove_unused();
         // Demand decays over time, and free memory may have changed.
         self.stock.has_changed = true;

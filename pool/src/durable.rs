@@ -62,7 +62,7 @@ pub fn replace(dir: &Path, name: &str, bytes: &[u8], durability: Durability) -> 
 }
 
 /// Writes a new file, after removing any file that a killed server left at `path`.
-pub(crate) fn write_new(path: &Path, bytes: &[u8], durability: Durability) -> io::Result<()> {
+pub fn write_new(path: &Path, bytes: &[u8], durability: Durability) -> io::Result<()> {
     remove_file(path)?;
     let mut file = OpenOptions::new()
         .write(true)
@@ -78,10 +78,10 @@ pub(crate) fn write_new(path: &Path, bytes: &[u8], durability: Durability) -> io
 
 /// Prefix of incomplete directories: new ones that are being written, and old ones that are being removed. They are
 /// removed when their parent directory is opened.
-pub(crate) const DRAFT: &str = ".new-";
+pub const DRAFT: &str = ".new-";
 
 /// Renames a directory, so that it cannot be found under its name while its files are removed. Returns the new path.
-pub(crate) fn set_aside(dir: &Path) -> io::Result<PathBuf> {
+pub fn set_aside(dir: &Path) -> io::Result<PathBuf> {
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
     let aside = dir.with_file_name(format!("{DRAFT}{name}.old"));
     fs::rename(dir, &aside)?;
@@ -90,7 +90,7 @@ pub(crate) fn set_aside(dir: &Path) -> io::Result<PathBuf> {
 
 /// Renames a complete, synced directory to its content hash and syncs the parent directory. If the name already exists,
 /// removes this copy instead.
-pub(crate) fn name_content(draft: &Path, place: &Path) -> io::Result<()> {
+pub fn name_content(draft: &Path, place: &Path) -> io::Result<()> {
     match fs::rename(draft, place) {
         Err(_) if place.is_dir() => remove_dir(draft)?,
         renamed => renamed?,
@@ -122,7 +122,7 @@ pub fn sync_files(dir: &Path) -> io::Result<()> {
 }
 
 /// Disk space that a file occupies, in bytes. Zero if it does not exist.
-pub(crate) fn allocated(path: &Path) -> u64 {
+pub fn allocated(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |meta| meta.blocks() * 512)
 }
 
@@ -131,7 +131,7 @@ pub(crate) fn allocated(path: &Path) -> u64 {
 ///
 /// # Errors
 /// Returns an error that names `from`.
-pub(crate) fn link_or_copy(from: &Path, to: &Path) -> io::Result<()> {
+pub fn link_or_copy(from: &Path, to: &Path) -> io::Result<()> {
     let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", from.display()));
     let from = from.canonicalize().map_err(named)?;
     if !fs::metadata(&from).map_err(named)?.is_file() {
@@ -156,7 +156,7 @@ pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Removes a file. A missing file is not an error.
-pub(crate) fn remove_file(path: &Path) -> io::Result<()> {
+pub fn remove_file(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => Ok(()),
@@ -164,7 +164,7 @@ pub(crate) fn remove_file(path: &Path) -> io::Result<()> {
 }
 
 /// Removes a directory and everything in it. A missing directory is not an error.
-pub(crate) fn remove_dir(dir: &Path) -> io::Result<()> {
+pub fn remove_dir(dir: &Path) -> io::Result<()> {
     match fs::remove_dir_all(dir) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => Ok(()),

@@ -2,6 +2,7 @@
 
 use std::{io, time::Duration};
 
+use library::error::LibraryError;
 use model::SandboxId;
 
 use crate::{slot::Refusal, spec::MAX_NOTE};
@@ -76,13 +77,7 @@ pub enum PoolError {
 impl PoolError {
     /// The error of a file operation. `what` is its purpose.
     pub(crate) fn of_disk(what: &'static str, error: &io::Error) -> Self {
-        if is_full(error) {
-            return Self::NoSpace(format!("{what}: {error}"));
-        }
-        Self::Failed {
-            what,
-            why: error.to_string(),
-        }
+        LibraryError::of_disk(what, error).into()
     }
 
     pub(crate) fn not_found(id: &SandboxId) -> Self {
@@ -96,29 +91,13 @@ impl PoolError {
     }
 }
 
-/// Whether an operation failed because a disk or a quota is full.
-#[must_use]
-pub fn is_full(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_full_disk_or_quota_is_no_space_and_other_errors_name_the_operation() {
-        for errno in [nix::errno::Errno::ENOSPC, nix::errno::Errno::EDQUOT] {
-            let error = PoolError::of_disk("write the sandbox's record", &errno.into());
-            assert!(matches!(error, PoolError::NoSpace(_)), "{error}");
+impl From<LibraryError> for PoolError {
+    fn from(error: LibraryError) -> Self {
+        match error {
+            LibraryError::NoTemplate(reference) => Self::NoTemplate(reference),
+            LibraryError::BadName(why) => Self::BadName(why),
+            LibraryError::NoSpace(why) => Self::NoSpace(why),
+            LibraryError::Failed { what, why } => Self::Failed { what, why },
         }
-        let error = PoolError::of_disk("write", &nix::errno::Errno::EROFS.into());
-        assert!(
-            error.to_string().contains("write: Read-only file system"),
-            "{error}"
-        );
     }
 }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use envd::guest_text;
+pub(crate) use library::host::{disk_free, random};
 use model::ProcessStat;
 pub(crate) use model::clock::{boottime_ns, monotonic_ns, unix_ms, unix_ns};
 
@@ -25,13 +26,6 @@ pub(crate) fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?
         .trim()
         .to_owned())
-}
-
-/// Random bytes from the kernel.
-pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// The value of a line of /proc/meminfo in bytes.
@@ -89,12 +83,6 @@ pub(crate) fn unlinked_bytes(pid: u32) -> Option<u64> {
     Some(sum)
 }
 
-/// Bytes of the file system at `dir` that are free for unprivileged processes.
-pub(crate) fn disk_free(dir: &Path) -> Option<u64> {
-    let stat = nix::sys::statvfs::statvfs(dir).ok()?;
-    Some(stat.blocks_available().saturating_mul(stat.fragment_size()))
-}
-
 /// The last non-blank line of a file, escaped by [`guest_text`]. Only the end of the file is read.
 pub(crate) fn last_words(path: &Path) -> Option<String> {
     let mut file = fs::File::open(path).ok()?;
@@ -140,7 +128,5 @@ mod tests {
         assert!(cpu_ns(me).is_some());
         assert_eq!(unlinked_bytes(me).map(|_| ()), Some(()));
         assert_eq!(start_ticks(u32::MAX), None);
-        assert!(disk_free(Path::new("/")).is_some());
-        assert_eq!(disk_free(Path::new("/no/such/directory")), None);
     }
 }

@@ -42,22 +42,11 @@ mod host;
 mod network;
 mod vm;
 
-// Templates, and the files and programs that they need.
-mod templates;
-
-mod images;
-mod manifest;
-mod memory_diff;
-mod store;
-mod vmms;
-
 // The state directory, and a start with what is in it.
 mod record;
 mod recover;
 
-mod account;
 mod clock;
-pub mod durable;
 mod state_dir;
 mod version;
 
@@ -67,18 +56,23 @@ mod error;
 mod explore;
 
 pub use claim::{BaseKind, Claim, GivesBase, Hold, PauseNeeds};
-pub use error::{PoolError, is_full};
+pub use error::PoolError;
+pub use library::{
+    durable,
+    error::is_full,
+    info::{DiskSpec, MAX_DISK, TemplateDefaults, TemplateInfo, TemplateKind},
+    rebuilt::RebuildState,
+    vmms::VmmId,
+};
 pub use lifetime::{Lifetime, OnTimeout, UnixMs};
 pub use slot::{Refusal, Wake};
 pub use spec::{
-    Change, ChangeKind, Connected, CreateSpec, DiskSpec, Ended, Ids, Init, Installed, LifeEvent,
-    MAX_DISK, MAX_NOTE, MissingLimits, OnClose, PauseMode, PoolConfig, PoolStats, Priority,
-    RebuildState, Recovered, Sandbox, SandboxLimits, SandboxState, StockStats, TemplateDefaults,
-    TemplateInfo, TemplateKind, TimeoutChange, Usage, VmmUse, WarmMarks,
+    Change, ChangeKind, Connected, CreateSpec, Ended, Ids, Init, Installed, LifeEvent, MAX_NOTE,
+    MissingLimits, OnClose, PauseMode, PoolConfig, PoolStats, Priority, Recovered, Sandbox,
+    SandboxLimits, SandboxState, StockStats, TimeoutChange, Usage, VmmUse, WarmMarks,
 };
 pub use state_dir::{SCRATCH, StateLock};
 pub use template::{Recipe, Work};
-pub use vmms::VmmId;
 
 use std::{
     fs::File,
@@ -88,6 +82,13 @@ use std::{
     sync::Arc,
 };
 
+use library::{
+    Library,
+    durable::{private_dir, sync_dir},
+    images::Images,
+    store::Store,
+    vmms::Vmms,
+};
 use model::SandboxId;
 use netisolation::{Counters, Policy};
 use tokio::sync::{mpsc, oneshot};
@@ -95,15 +96,10 @@ use tokio::sync::{mpsc, oneshot};
 use crate::{
     cgroup::Groups,
     driver::{Driver, Setup},
-    durable::{private_dir, sync_dir},
-    images::Images,
     message::{Answer, Request, SandboxRequest},
-    recover::Found,
+    recover::{Found, unnamed},
     state_dir::{FORKS, IMAGES, SANDBOXES, TEMPLATES, VMMS, failed},
-    store::Store,
-    templates::Templates,
     version::Raise,
-    vmms::Vmms,
 };
 
 /// Capacity of the driver's request channel. When the channel is full, callers wait.
@@ -122,8 +118,7 @@ pub struct Pool {
 struct Opened {
     host_boot_id: String,
     groups: Groups,
-    templates: Templates,
-    vmms: Vmms,
+    library: Library,
     found: Found,
     background: Option<PathBuf>,
 }
@@ -161,7 +156,7 @@ impl Opened {
         let installed = config.installed_templates.as_deref();
         let templates = state.join(TEMPLATES);
         let images = config.images.iter().map(PathBuf::as_path);
-        let mut vmms = Vmms::open(state.join(VMMS), &config.vmm)?;
+        let vmms = Vmms::open(state.join(VMMS), &config.vmm)?;
         let kept = Images::open(&state.join(IMAGES))?;
         let dirs = images.chain(installed).chain([templates.as_path()]);
         let store = Store::new(kept, dirs)?;
@@ -171,7 +166,7 @@ impl Opened {
             Raise::Needed => version::raise(state)?,
             Raise::NotNeeded => sync_dir(state)?,
         }
-        let templates = Templates::open(templates, installed, store, &mut vmms)?;
+        let mut library = Library::open(templates, installed, store, vmms)?;
         let mut found = recover::recover(
             &state.join(SANDBOXES),
             &state.join(FORKS),
@@ -179,7 +174,7 @@ impl Opened {
             &groups,
             config.lifetime_of_note,
         )?;
-        vmms::unnamed::name(&mut found.entries, &mut vmms);
+        unnamed::name(&mut found.entries, library.vmms_mut());
         if let Some(memory) = config.server_memory {
             groups.enter_as_server(memory.0)?;
         }
@@ -187,8 +182,7 @@ impl Opened {
         Ok(Self {
             host_boot_id,
             groups,
-            templates,
-            vmms,
+            library,
             found,
             background,
         })
@@ -233,15 +227,14 @@ impl Pool {
         let (requests, inbox) = mpsc::channel(REQUESTS);
         let (ended, ends) = mpsc::unbounded_channel();
         let driver = Driver::new(Setup {
-            keeps_unused: opened.found.is_partial || opened.templates.is_partial(),
+            keeps_unused: opened.found.is_partial || opened.library.is_partial(),
             config,
             host_boot_id: opened.host_boot_id,
             groups: Arc::new(opened.groups),
-            templates: opened.templates,
+            library: opened.library,
             entries: opened.found.entries,
             leftovers: opened.found.leftovers,
             clock: opened.found.clock,
-            vmms: opened.vmms,
             requests: inbox,
             ended,
             lock,

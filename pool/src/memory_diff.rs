@@ -29,11 +29,11 @@ use flate2::{Compression, read::DeflateDecoder, write::DeflateEncoder};
 use sha2::{Digest, Sha256};
 
 /// Name of the file, next to the template's manifest.
-pub(crate) const NAME: &str = "memory.diff";
-pub(crate) const PAGE: usize = 4096;
+pub const NAME: &str = "memory.diff";
+pub const PAGE: usize = 4096;
 const CHUNK_PAGES: u32 = 1024;
 /// Memory of a chunk, in bytes. The last chunk may be shorter.
-pub(crate) const CHUNK: usize = CHUNK_PAGES as usize * PAGE;
+pub const CHUNK: usize = CHUNK_PAGES as usize * PAGE;
 
 const MAGIC: [u8; 8] = *b"CUBEMEMD";
 const VERSION: u32 = 1;
@@ -51,17 +51,17 @@ const FIRST: u32 = 2;
 
 /// The header of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
+pub struct Header {
     /// Length of the memory file in bytes.
-    pub(crate) length: u64,
+    pub length: u64,
     /// Memory in bytes that the loaded template occupies.
-    pub(crate) loaded_bytes: u64,
+    pub loaded_bytes: u64,
     /// SHA-256 of the base's manifest. `None` if the diff uses no page of a base.
-    pub(crate) base: Option<[u8; 32]>,
+    pub base: Option<[u8; 32]>,
 }
 
 impl Header {
-    pub(crate) fn write(&self, to: &mut impl Write) -> io::Result<()> {
+    pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
         let mut bytes = Vec::with_capacity(HEADER);
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
@@ -76,7 +76,7 @@ impl Header {
 
     /// # Errors
     /// Returns an error if the header is incomplete or damaged, or has another version.
-    pub(crate) fn read(from: &mut impl Read) -> io::Result<Self> {
+    pub fn read(from: &mut impl Read) -> io::Result<Self> {
         let mut bytes = [0; HEADER];
         from.read_exact(&mut bytes)?;
         let (summed, sum) = bytes.split_at(SUMMED);
@@ -113,11 +113,11 @@ fn le64(bytes: &[u8]) -> u64 {
 
 /// The pages of a base, by content.
 #[derive(Debug, Default)]
-pub(crate) struct BasePages(HashMap<[u8; 16], u32>);
+pub struct BasePages(HashMap<[u8; 16], u32>);
 
 impl BasePages {
     /// Adds the pages of a chunk of the base's memory. `chunk` is its number.
-    pub(crate) fn add(&mut self, chunk: u32, memory: &[u8]) {
+    pub fn add(&mut self, chunk: u32, memory: &[u8]) {
         let first = chunk.saturating_mul(CHUNK_PAGES);
         for (page, number) in memory.chunks_exact(PAGE).zip(first..) {
             if !is_zero(page) {
@@ -136,7 +136,7 @@ impl BasePages {
 }
 
 /// Whether this part of a chunk is all zero.
-pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+pub fn is_zero(bytes: &[u8]) -> bool {
     static NOTHING: [u8; CHUNK] = [0; CHUNK];
     bytes == &NOTHING[..bytes.len()]
 }
@@ -150,13 +150,13 @@ fn key(page: &[u8]) -> [u8; 16] {
 
 /// Counts of pages that are not zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Pages {
-    pub(crate) of_base: u64,
-    pub(crate) stored: u64,
+pub struct Pages {
+    pub of_base: u64,
+    pub stored: u64,
 }
 
 /// Writes the chunk with this number, unless it is all zero.
-pub(crate) fn write_chunk(
+pub fn write_chunk(
     number: u32,
     memory: &[u8],
     base: &BasePages,
@@ -197,7 +197,7 @@ pub(crate) fn write_chunk(
 ///
 /// # Errors
 /// Returns an error if the chunk is truncated or damaged.
-pub(crate) fn read_chunk(from: &mut impl Read) -> io::Result<Option<(u32, Vec<u8>)>> {
+pub fn read_chunk(from: &mut impl Read) -> io::Result<Option<(u32, Vec<u8>)>> {
     let mut header = Vec::with_capacity(CHUNK_HEADER);
     from.by_ref()
         .take(CHUNK_HEADER as u64)
@@ -239,7 +239,7 @@ fn damaged(chunk: u32) -> io::Error {
 ///
 /// # Errors
 /// Returns an error if the content does not fit the memory, and the errors of `base`.
-pub(crate) fn unpack(
+pub fn unpack(
     content: &[u8],
     memory: &mut [u8],
     mut base: impl FnMut(u32, &mut [u8]) -> io::Result<()>,

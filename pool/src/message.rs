@@ -2,6 +2,13 @@
 
 use std::{fs::File, os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
+use library::{
+    TakenNames,
+    diff::Stored,
+    error::LibraryError,
+    info::{DiskSpec, TemplateDefaults, TemplateInfo},
+    template::Origin,
+};
 use model::{Bytes, SandboxId};
 use netisolation::{Counters, Policy};
 use tokio::sync::{mpsc, oneshot};
@@ -15,14 +22,12 @@ use crate::{
     record::Record,
     slot::{Operation, Wake},
     spec::{
-        Connected, CreateSpec, DiskSpec, LifeEvent, OnClose, PauseMode, PoolStats, Sandbox,
-        TemplateDefaults, TemplateInfo, TimeoutChange, Usage,
+        Connected, CreateSpec, LifeEvent, OnClose, PauseMode, PoolStats, Sandbox, TimeoutChange,
+        Usage,
     },
-    templates::{Origin, TakenNames},
     work::{
         WorkError,
         base::Held,
-        diff::Stored,
         lease::Served,
         needs::Needed,
         rebuild::Outcome,
@@ -287,7 +292,7 @@ pub(crate) enum LoadFailed {
 pub(crate) struct FilesAdded {
     /// The id of the template.
     pub(crate) id: String,
-    pub(crate) added: Result<Origin, PoolError>,
+    pub(crate) added: Result<Origin, LibraryError>,
     pub(crate) answer: Answer<TemplateInfo>,
 }
 
@@ -313,7 +318,7 @@ mod tests {
     use super::*;
 
     fn unclaimed() -> (Unclaimed, mpsc::UnboundedReceiver<Report>) {
-        let template = crate::spec::template::tests::info();
+        let template = library::fixtures::info();
         let sandbox = Sandbox {
             id: SandboxId::from_random([7; 19]),
             template: Arc::new(template),

@@ -26,16 +26,20 @@ use std::{
 use model::SandboxId;
 use serde::{Deserialize, Serialize};
 
+use library::{
+    durable::{self, Durability, read_bounded, remove_file, replace, sync_dir, sync_files},
+    images::BootFiles,
+    info::{TemplateDefaults, TemplateInfo},
+    vmms::VmmId,
+};
 use netisolation::{Policy, TapIndex};
 use vmm_control::files::Lineage;
 
 use crate::{
     claim::Claim,
     clock::{Clock, Reading},
-    durable::{self, Durability, read_bounded, remove_file, replace, sync_dir, sync_files},
     lifetime::Lifetime,
-    spec::{CreateSpec, Init, PauseMode, Priority, TemplateDefaults, TemplateInfo},
-    vmms::VmmId,
+    spec::{CreateSpec, Init, PauseMode, Priority},
 };
 
 /// The version that is written. Earlier versions can still be read: version 5 has no claim; version 4 also lacks
@@ -81,25 +85,6 @@ impl ProcessName {
     /// Whether the process still runs. A zombie does not.
     pub(crate) fn is_alive(&self) -> bool {
         Self::of(self.pid).as_ref() == Some(self)
-    }
-}
-
-/// The files from which a sandbox boots when its memory was not kept.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct BootFiles {
-    pub(crate) kernel: PathBuf,
-    pub(crate) initrd: PathBuf,
-    pub(crate) root: PathBuf,
-}
-
-impl BootFiles {
-    pub(crate) fn exist(&self) -> bool {
-        self.paths().iter().all(|file| file.is_file())
-    }
-
-    pub(crate) fn paths(&self) -> [PathBuf; 3] {
-        [self.kernel.clone(), self.initrd.clone(), self.root.clone()]
     }
 }
 
@@ -487,7 +472,7 @@ mod tests {
     }
 
     fn record() -> Record {
-        let template = crate::spec::template::tests::info();
+        let template = library::fixtures::info();
         let boot = BootFiles {
             kernel: "/k".into(),
             initrd: "/i".into(),

@@ -6,6 +6,8 @@
 //! The background work never touches a new slot: its list is complete before the first new slot exists, and slot ids
 //! are random.
 
+pub(crate) mod unnamed;
+
 use std::{
     collections::BTreeSet,
     fs, io,

@@ -1,11 +1,8 @@
 //! Types of the pool's interface.
 
-pub(crate) mod template;
-
-pub use template::{DiskSpec, MAX_DISK, TemplateDefaults, TemplateInfo, TemplateKind};
-
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
+use library::{info::TemplateInfo, rebuilt::RebuildState, vmms::VmmId};
 use model::{Bytes, SandboxId, Timeline};
 use netisolation::{Counters, Isolation, Policy};
 use serde::{Deserialize, Serialize};
@@ -14,7 +11,6 @@ use tokio::sync::mpsc;
 use crate::{
     claim::Claim,
     lifetime::{Lifetime, UnixMs},
-    vmms::VmmId,
 };
 
 /// Configuration of a pool.
@@ -480,43 +476,6 @@ pub struct StockStats {
 pub struct Installed {
     pub vmm: VmmId,
     pub state: RebuildState,
-}
-
-/// Whether an installed template was made with the current VMM, kernel and root image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RebuildState {
-    /// Not examined yet. Rebuilds wait for each other, for the adoption of sandboxes and for memory.
-    Waiting,
-    /// Being examined or rebuilt.
-    Running,
-    /// Made with the current files.
-    Current,
-    /// The last rebuild failed. It will be retried.
-    Failed,
-    /// Outdated, and cannot be rebuilt: it has no recipe, or an input file is gone.
-    Kept,
-}
-
-impl RebuildState {
-    pub const ALL: [Self; 5] = [
-        Self::Waiting,
-        Self::Running,
-        Self::Current,
-        Self::Failed,
-        Self::Kept,
-    ];
-
-    /// The name used in metrics.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Waiting => "waiting",
-            Self::Running => "rebuilding",
-            Self::Current => "current",
-            Self::Failed => "failed",
-            Self::Kept => "kept",
-        }
-    }
 }
 
 /// The uses of one VMM: VMs and files that must end or be migrated before the host is free of a bug in this VMM.

@@ -1,5 +1,6 @@
 //! The state directory, and its lock, which one server process hands to the next.
 
+use library::durable::private_dir;
 use std::{
     fs::{File, TryLockError},
     io,
@@ -8,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{durable::private_dir, error::PoolError};
+use crate::error::PoolError;
 
 /// Directories below the state directory.
 pub(crate) const SANDBOXES: &str = "sandboxes";

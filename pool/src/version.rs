@@ -6,9 +6,8 @@
 
 use std::{io, path::Path};
 
+use library::durable::{Durability, read_bounded, replace};
 use serde::{Deserialize, Serialize};
-
-use crate::durable::{Durability, read_bounded, replace};
 
 /// The version that this server writes. Raise it with every change of the state directory that older servers cannot
 /// read. Servers of version 2 and before did not write the file.

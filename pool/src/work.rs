@@ -3,9 +3,6 @@
 
 pub(crate) mod adopt;
 pub(crate) mod base;
-pub(crate) mod copy;
-pub(crate) mod diff;
-pub(crate) mod disk;
 pub(crate) mod lease;
 pub(crate) mod needs;
 mod read_ahead;
@@ -27,16 +24,13 @@ use std::{
 
 use envd::guest_text;
 use envd::{AnswerLimits, ClientError, ENVD_PORT, EnvdClient, InitRequest, Timestamp};
+use library::error::is_full;
 use model::SandboxId;
 use model::chain;
 use netisolation::IsolationError;
 use vmm_control::{ControlError, FailureKind};
 
-use crate::{
-    error::{PoolError, is_full},
-    host,
-    record::Record,
-};
+use crate::{error::PoolError, host, record::Record};
 
 /// Set when the pool closes, to end long-running jobs.
 #[derive(Clone, Debug, Default)]

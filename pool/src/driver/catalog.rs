@@ -2,16 +2,22 @@
 
 use std::path::{Path, PathBuf};
 
+use library::{
+    NewTemplate,
+    error::LibraryError,
+    info::{TemplateInfo, TemplateKind},
+    manifest::Manifest,
+    template::{Origin, Template},
+};
+
 use super::{Driver, entry::Entry};
 use crate::{
     error::PoolError,
     host,
-    manifest::Manifest,
     message::{Answer, Published, Renamed},
     slot::Stage,
-    spec::{ChangeKind, TemplateInfo, TemplateKind},
+    spec::ChangeKind,
     state_dir::TEMPLATES,
-    templates::{self, NewTemplate, Origin, Template},
 };
 
 impl Driver {
@@ -22,7 +28,7 @@ impl Driver {
     }
 
     pub(super) fn all_templates(&self) -> Vec<TemplateInfo> {
-        let mut all: Vec<_> = self.templates.iter().collect();
+        let mut all: Vec<_> = self.library.iter().collect();
         all.sort_by(|a, b| (&a.info.names, &a.info.id).cmp(&(&b.info.names, &b.info.id)));
         all.into_iter().map(|t| self.template_info(t)).collect()
     }
@@ -38,9 +44,8 @@ impl Driver {
             Ok((id, dir)) => {
                 let created = host::unix_ns() / 1_000_000_000;
                 let origin = Origin::Elsewhere(dir);
-                let vmms = &mut self.vmms;
-                let kept = self.templates.keep(&id, names, origin, created, vmms);
-                self.publish(&id, kept, answer);
+                let kept = self.library.keep(&id, names, origin, created);
+                self.publish(&id, kept.map_err(PoolError::from), answer);
             }
         }
     }
@@ -51,10 +56,10 @@ impl Driver {
             what: "add a template",
             why: format!("{}: {e}", dir.display()),
         };
-        self.templates.check_names(names)?;
+        self.library.check_names(names)?;
         let dir = dir.canonicalize().map_err(failed)?;
         let (id, _) = self
-            .templates
+            .library
             .draft()
             .map_err(|e| PoolError::of_disk("add a template", &e))?;
         Ok((id, dir))
@@ -91,7 +96,7 @@ impl Driver {
             answer,
         } = published;
         let result = written.map_err(|e| {
-            self.templates.unpublish(&template.id, taken);
+            self.library.unpublish(&template.id, taken);
             PoolError::of_disk("add a template", &e)
         });
         if let (Ok(()), TemplateKind::Snapshot, Some(source)) =
@@ -103,23 +108,23 @@ impl Driver {
     }
 
     pub(super) fn give_names(&mut self, reference: &str, names: &[String], answer: Answer<()>) {
-        let renamed = self.templates.give_names(reference, names);
+        let renamed = self.library.give_names(reference, names);
         self.rename(renamed, answer);
     }
 
     pub(super) fn take_names(&mut self, names: &[String], answer: Answer<()>) {
-        let renamed = self.templates.take_names(names);
+        let renamed = self.library.take_names(names);
         self.rename(renamed, answer);
     }
 
     /// Writes renamed templates to disk, then responds.
-    fn rename(&mut self, renamed: Result<templates::Renamed, PoolError>, answer: Answer<()>) {
+    fn rename(&mut self, renamed: Result<library::Renamed, LibraryError>, answer: Answer<()>) {
         match renamed {
             Ok(renamed) => {
                 self.publishing += 1;
                 self.jobs.rename(renamed.records, renamed.former, answer);
             }
-            Err(e) => drop(answer.send(Err(e))),
+            Err(e) => drop(answer.send(Err(e.into()))),
         }
     }
 
@@ -131,14 +136,14 @@ impl Driver {
             answer,
         } = renamed;
         let result = written.map_err(|e| {
-            self.templates.undo_names(former);
+            self.library.undo_names(former);
             PoolError::of_disk("name a template", &e)
         });
         let _ = answer.send(result);
     }
 
     pub(super) fn remove_template(&mut self, name: &str, answer: Answer<()>) {
-        let Some(template) = self.templates.find(name) else {
+        let Some(template) = self.library.find(name) else {
             let _ = answer.send(Err(PoolError::NoTemplate(name.to_owned())));
             return;
         };
@@ -149,7 +154,7 @@ impl Driver {
         }
         self.end_stock(&id);
         let supply = self.stock.forget(&id);
-        let record = self.templates.forget(&id);
+        let record = self.library.forget(&id);
         self.images_may_be_unused = true;
         let storing = self.take_storing(&id);
         self.jobs.change_templates(move || {
@@ -166,7 +171,7 @@ impl Driver {
 
     /// Describes another template or a sandbox that needs the template's files in `dir`. `None` if there is none.
     fn user_of(&self, dir: &Path) -> Option<String> {
-        if let Some(other) = self.templates.built_on(dir).first() {
+        if let Some(other) = self.library.built_on(dir).first() {
             return Some(format!("template {other} builds on it"));
         }
         self.slots
@@ -179,6 +184,6 @@ impl Driver {
     /// The directory of the template that the sandbox's pause is a diff of, if it is a diff.
     fn base_of_pause(&self, entry: &Entry) -> Option<PathBuf> {
         let manifest = Manifest::read(&entry.dir.pause()).ok()?;
-        Some(self.templates.images().base(&manifest.base?))
+        Some(self.library.images().base(&manifest.base?))
     }
 }

@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use library::durable::Durability;
 use model::{SandboxId, is_sha256};
 use tokio::{sync::oneshot, task::spawn_blocking};
 
@@ -14,7 +15,6 @@ use super::{
 };
 use crate::{
     claim::{BaseKind, Claim, GivesBase, Hold, PauseNeeds},
-    durable::Durability,
     error::PoolError,
     message::{Answer, Report, SandboxRequest},
     record::{Kept, Record, SlotDir},
@@ -116,7 +116,7 @@ impl Driver {
             record: entry.record.clone(),
             mode,
             pause: entry.dir.pause(),
-            images: self.templates.images().clone(),
+            images: self.library.images().clone(),
             sums: self.guest_sums.clone(),
             stop: self.stopping.jobs.clone(),
         })
@@ -160,7 +160,10 @@ impl Driver {
         fetched: Option<PathBuf>,
         answer: Answer<bool>,
     ) {
-        let vmm = needs.vmm.as_ref().map(|vmm| self.vmms.get(vmm));
+        let vmm = needs
+            .vmm
+            .as_ref()
+            .map(|vmm| self.library.vmms_mut().get(vmm));
         let vmm = match vmm.transpose() {
             Ok(vmm) => vmm.map(|vmm| vmm.path().to_owned()),
             Err(why) => return drop(answer.send(Err(lacks(why)))),
@@ -170,7 +173,7 @@ impl Driver {
             return drop(answer.send(Err(lacks(why))));
         }
         let plan = HoldPlan {
-            images: self.templates.images().clone(),
+            images: self.library.images().clone(),
             needs,
             fetched,
             vmm,
@@ -200,9 +203,9 @@ impl Driver {
     }
 
     pub(super) fn root_images(&self, answer: oneshot::Sender<Vec<PathBuf>>) {
-        let templates = self.templates.iter().map(|template| template.root.clone());
+        let templates = self.library.iter().map(|template| template.root.clone());
         let mut roots: Vec<_> = templates.collect();
-        let images = self.templates.images().clone();
+        let images = self.library.images().clone();
         drop(spawn_blocking(move || {
             roots.extend(images.roots());
             roots.sort();
@@ -220,13 +223,13 @@ impl Driver {
             return Err(PoolError::Draining);
         }
         self.may_save()?;
-        let base = self.templates.images().dir().join(&needs.base);
+        let base = self.library.images().dir().join(&needs.base);
         let is_here = is_sha256(&needs.base) && base.is_dir();
         if !is_here {
             can_fetch(needs, gives).map_err(lacks)?;
         }
         match &needs.vmm {
-            Some(vmm) => self.vmms.get(vmm).map(drop).map_err(lacks),
+            Some(vmm) => self.library.vmms_mut().get(vmm).map(drop).map_err(lacks),
             None => Ok(()),
         }
     }
@@ -248,10 +251,10 @@ impl Driver {
             return drop(answer.send(Err(lacks(why))));
         }
         let vmm = needs.as_ref().and_then(|needs| needs.vmm.as_ref());
-        let missing_vmm = vmm.and_then(|vmm| self.vmms.get(vmm).err());
-        let vmms = self.vmms.dir().to_owned();
+        let missing_vmm = vmm.and_then(|vmm| self.library.vmms_mut().get(vmm).err());
+        let vmms = self.library.vmms().dir().to_owned();
         let plan = TakePlan {
-            store: self.templates.store_with(&from.pause()),
+            store: self.library.store_with(&from.pause()),
             to: SlotDir::new(&self.config.state.join(SANDBOXES), &id),
             from,
             needs,
@@ -283,7 +286,7 @@ impl Driver {
     fn arrived(&mut self, id: SandboxId, record: Record) {
         // The job may have kept the VMM again. It is not removed as long as a record names it.
         if let Some(vmm) = &record.vmm_id {
-            let _ = self.vmms.get(vmm);
+            let _ = self.library.vmms_mut().get(vmm);
         }
         // The job has checked this.
         let Kept::Paused(mode) = record.kept else {

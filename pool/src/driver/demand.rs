@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
+use library::{info::TemplateKind, template::Template};
 use tokio::task::spawn_blocking;
 use vmm_control::template::LoadedTemplate;
 
@@ -16,8 +17,7 @@ use crate::{
     message::LoadFailed,
     policy::{self, Claim, Held, Need},
     slot::Stage,
-    spec::{PoolConfig, PoolStats, Priority, StockStats, TemplateKind, WarmMarks},
-    templates::Template,
+    spec::{PoolConfig, PoolStats, Priority, StockStats, WarmMarks},
 };
 
 /// Minimum interval between two divisions of the budget.
@@ -50,8 +50,8 @@ impl Driver {
     pub(super) fn template_used(&mut self, id: &str) {
         let now_ns = Some(host::monotonic_ns());
         self.stock.supply_mut(id).used_ns = now_ns;
-        let base = self.templates.get(id).and_then(|t| t.base.as_ref());
-        if let Some(base) = self.templates.iter().find(|t| Some(&t.dir) == base) {
+        let base = self.library.get(id).and_then(|t| t.base.as_ref());
+        if let Some(base) = self.library.iter().find(|t| Some(&t.dir) == base) {
             self.stock.supply_mut(&base.info.id).diff_used_ns = now_ns;
         }
     }
@@ -86,7 +86,7 @@ impl Driver {
         let taken = self.jobs.copies.taken_by(|copy| in_use.contains(&copy));
         let shares = policy::divide(self.stock.present.beside(taken), &claims);
         let mut give_back = Vec::new();
-        for ((template, claim), share) in self.templates.iter().zip(claims).zip(shares) {
+        for ((template, claim), share) in self.library.iter().zip(claims).zip(shares) {
             let supply = self.stock.supply_mut(&template.info.id);
             let mut floor = floor(&self.config, template, supply, now_ns);
             floor.low = floor.low.max(spare(&self.config, template).low);
@@ -118,7 +118,7 @@ impl Driver {
         }
     }
 
-    /// The claim of each template on the budget, in the order of [`crate::templates::Templates::iter`].
+    /// The claim of each template on the budget, in the order of [`library::Library::iter`].
     fn claims(&self, in_use: &CopiesInUse, now_ns: u64) -> Vec<Claim> {
         let filling = stock::filling(&self.slots);
         let idle = self.config.idle;
@@ -147,7 +147,7 @@ impl Driver {
                 is_idle: supply.is_memory_idle(now_ns, idle),
             }
         };
-        self.templates.iter().map(claim).collect()
+        self.library.iter().map(claim).collect()
     }
 
     /// The copies of templates' memory that sandboxes have mapped.
@@ -186,7 +186,7 @@ impl Driver {
 
     /// Starts to copy a template's memory into huge pages. Reuses a copy that VMs still map, if there is one.
     pub(super) fn load(&mut self, id: &str) {
-        let Some(template) = self.templates.get(id) else {
+        let Some(template) = self.library.get(id) else {
             return;
         };
         let supply = self.stock.supply_mut(id);
@@ -215,7 +215,7 @@ impl Driver {
         dir: &Path,
         loaded: Result<Arc<LoadedTemplate>, LoadFailed>,
     ) {
-        match self.templates.get(id).filter(|t| t.dir == dir) {
+        match self.library.get(id).filter(|t| t.dir == dir) {
             Some(_) => {
                 let supply = self.stock.supply_mut(id);
                 supply.memory = match loaded {
@@ -282,7 +282,7 @@ impl Driver {
         stats.warm_limit = self.stock.budget.slots;
         stats.warm_bytes_limit = self.stock.present.bytes;
         self.add_diff_stats(stats);
-        for template in self.templates.iter() {
+        for template in self.library.iter() {
             let (info, supply) = (&template.info, self.stock.supply(&template.info.id));
             let stock = StockStats {
                 wanted: supply.wanted,

@@ -10,19 +10,15 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use library::{
+    diff::{DiffPlan, Stored, remove_aside, remove_draft, set_memory_aside},
+    template::{Storage, Template, bytes_of},
+};
 use model::template_file;
 use tokio::task::spawn_blocking;
 
 use super::{Driver, entry::Entry, stock::Memory};
-use crate::{
-    host,
-    message::Report,
-    policy,
-    slot::Stage,
-    spec::PoolStats,
-    templates::{Storage, Template, bytes_of},
-    work::diff::{DiffPlan, Stored, remove_aside, remove_draft, set_memory_aside},
-};
+use crate::{host, message::Report, policy, slot::Stage, spec::PoolStats};
 
 /// The job under way.
 #[derive(Debug)]
@@ -70,7 +66,7 @@ impl Driver {
     }
 
     fn remove_memory_files(&self, now_ns: u64) {
-        for template in self.templates.iter() {
+        for template in self.library.iter() {
             if matches!(template.storage, Storage::Diff(_))
                 && !self.is_used(template, now_ns)
                 && set_memory_aside(&template.dir).unwrap_or(false)
@@ -98,7 +94,7 @@ impl Driver {
         }
         let id = self.storing.take().map(|storing| storing.template);
         let id = id.unwrap_or_default();
-        if let Some(template) = self.templates.get(&id) {
+        if let Some(template) = self.library.get(&id) {
             let dir = template.dir.clone();
             drop(spawn_blocking(move || remove_draft(&dir)));
         }
@@ -119,7 +115,7 @@ impl Driver {
             let room = self.disks.set_aside(&self.slots, template.loaded_bytes);
             room.ok()
         };
-        let mut due = self.templates.iter().filter(is_due);
+        let mut due = self.library.iter().filter(is_due);
         let Some((template, room)) = due.find_map(|t| Some((t, room_for(t)?))) else {
             return;
         };
@@ -171,7 +167,7 @@ impl Driver {
     /// the base yet.
     fn may_start_from(&self, entry: &Entry, dir: &Path) -> bool {
         let is_starting = !matches!(entry.slot.stage, Stage::Warm) && !entry.slot.is_settled();
-        let of = || self.templates.get(&entry.record.template.id);
+        let of = || self.library.get(&entry.record.template.id);
         // The template of a fork may have been removed.
         is_starting && of().is_none_or(|of| of.base.as_deref() == Some(dir))
     }
@@ -179,11 +175,11 @@ impl Driver {
     /// The installed template that has the same root image as this one, otherwise `base`. Only files in the images
     /// directory never change, so no others can be a base.
     fn base_of_diff(&self, template: &Template) -> Option<PathBuf> {
-        let images = self.templates.images();
+        let images = self.library.images();
         let is_base = |dir: &Path| images.has(dir) && dir.join(template_file::MEMORY).is_file();
         let origin = template.root.parent().filter(|dir| is_base(dir));
         let installed = || {
-            let base = self.templates.find("base")?;
+            let base = self.library.find("base")?;
             base.rebuild.as_ref().map(|_| base.dir.as_path())
         };
         let found = origin.or_else(|| installed().filter(|dir| is_base(dir)));
@@ -192,7 +188,7 @@ impl Driver {
 
     pub(super) fn stored(&mut self, id: &str, stored: std::io::Result<Option<Stored>>) {
         let _ = self.take_storing(id);
-        let Some(template) = self.templates.get_mut(id) else {
+        let Some(template) = self.library.get_mut(id) else {
             return;
         };
         template.storage = match stored {
@@ -223,7 +219,7 @@ impl Driver {
     }
 
     pub(super) fn add_diff_stats(&self, stats: &mut PoolStats) {
-        for template in self.templates.iter() {
+        for template in self.library.iter() {
             if let Storage::Diff(stored) = &template.storage {
                 stats.memory_diffs += 1;
                 stats.memory_diff_bytes += stored.bytes;

@@ -2,12 +2,12 @@
 
 use std::{collections::VecDeque, os::fd::OwnedFd, os::unix::net::UnixStream, sync::Arc};
 
+use library::durable::Durability;
 use model::{SandboxId, Timeline};
 use tokio::sync::mpsc;
 use vmm_control::template::LoadedTemplate;
 
 use crate::{
-    durable::Durability,
     error::PoolError,
     lifetime::UnixMs,
     message::{Answer, SandboxRequest, Unclaimed},

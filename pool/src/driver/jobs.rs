@@ -2,30 +2,35 @@
 
 use std::{fmt, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
+use library::{
+    TakenNames,
+    account::{Account, Allowance},
+    copy::CopyPlan,
+    diff::{Restorer, memory_length},
+    disk::DiskPlan,
+    durable::Durability,
+    error::is_full,
+    info::TemplateInfo,
+    record::TemplateRecord,
+    template::Origin,
+};
 use model::SandboxId;
 use tokio::{sync::mpsc, task::spawn_blocking};
 use vmm_control::template::LoadedTemplate;
 
 use super::copies::{Copies, CopySize};
 use crate::{
-    account::{Account, Allowance},
     cgroup::Groups,
-    durable::Durability,
-    error::is_full,
     message::{Answer, FilesAdded, LoadFailed, Published, Renamed, Report, SnapshotFor},
     network,
     record::{Record, SlotDir},
     recover::Leftovers,
-    spec::{PoolConfig, TemplateInfo},
+    spec::PoolConfig,
     state_dir::IMAGES,
-    templates::{Origin, TakenNames, TemplateRecord},
     vm::Vm,
     work::{
         self,
         adopt::{AdoptPausedPlan, AdoptPlan},
-        copy::CopyPlan,
-        diff::{Restorer, memory_length},
-        disk::DiskPlan,
         lease::{LeasePlan, Lines, serve},
         save::{PausePlan, SnapshotPlan},
         start::StartPlan,

@@ -1,5 +1,12 @@
 //! Templates made from disks and from running sandboxes.
 
+use library::{
+    copy::CopyPlan,
+    disk::{DiskPlan, Layer, bytes_to_copy},
+    info::{DiskSpec, MAX_DISK, TemplateDefaults, TemplateInfo, TemplateKind},
+    record::Size,
+    template::{IMAGE, Origin, Saved, Storage},
+};
 use model::{Bytes, SandboxId, template_file};
 
 use super::{Driver, space::Saving};
@@ -8,12 +15,6 @@ use crate::{
     host,
     message::{Answer, FilesAdded, SandboxRequest, SnapshotFor},
     record::Record,
-    spec::{DiskSpec, MAX_DISK, TemplateDefaults, TemplateInfo, TemplateKind},
-    templates::{IMAGE, Origin, Saved, Size, Storage},
-    work::{
-        copy::CopyPlan,
-        disk::{DiskPlan, Layer, bytes_to_copy},
-    },
 };
 
 fn failed(why: impl Into<String>) -> PoolError {
@@ -61,7 +62,7 @@ impl Driver {
     }
 
     pub(super) fn disk_files(&self, reference: &str) -> Result<DiskSpec, PoolError> {
-        match self.templates.find(reference) {
+        match self.library.find(reference) {
             None => Err(PoolError::NoTemplate(reference.to_owned())),
             Some(t) if t.base.is_some() || t.info.kind == TemplateKind::Snapshot => {
                 Err(PoolError::NoDisk(reference.to_owned()))
@@ -87,20 +88,20 @@ impl Driver {
         if disk > MAX_DISK {
             return Err(failed(format!("a disk of {disk}; use at most {MAX_DISK}")));
         }
-        let guest = self.templates.guest().ok_or_else(|| {
+        let guest = self.library.guest().ok_or_else(|| {
             failed("no installed template names a kernel to boot from (cargo xtask prepare)")
         })?;
         let layer = match spec.layer {
             Some(layer) => Layer::File(layer),
             None => Layer::Empty,
         };
-        let images = self.templates.images().clone();
+        let images = self.library.images().clone();
         let copies = bytes_to_copy(&images, &spec.root, &layer, disk).map_err(failed)?;
         let room = self.disks.set_aside(&self.slots, copies).map_err(|short| {
             self.counters.refused += 1;
             PoolError::NoSpace(short)
         })?;
-        let drafted = self.templates.draft();
+        let drafted = self.library.draft();
         let (id, home) = drafted.map_err(|e| PoolError::of_disk("add a disk template", &e))?;
         Ok(DiskPlan {
             id,
@@ -131,7 +132,7 @@ impl Driver {
             return Err(PoolError::Draining);
         }
         let missing = || PoolError::NoTemplate(reference.to_owned());
-        let template = self.templates.find(reference).ok_or_else(missing)?;
+        let template = self.library.find(reference).ok_or_else(missing)?;
         let origin = template.origin_of_copy().ok_or_else(missing)?;
         // The copy gets the whole memory.
         let memory = match &template.storage {
@@ -141,7 +142,7 @@ impl Driver {
         let bytes = template.info.bytes.0.saturating_add(memory);
         let from = template.dir.clone();
         self.check_quota_of(bytes)?;
-        let drafted = self.templates.draft();
+        let drafted = self.library.draft();
         let (id, home) = drafted.map_err(|e| PoolError::of_disk("copy a template", &e))?;
         Ok(CopyPlan {
             id,
@@ -155,6 +156,7 @@ impl Driver {
     pub(super) fn files_added(&mut self, added: FilesAdded) {
         self.publishing -= 1;
         let FilesAdded { id, added, answer } = added;
+        let added = added.map_err(PoolError::from);
         let kept = added.and_then(|origin| self.keep_template(&id, Vec::new(), origin));
         self.publish(&id, kept, answer);
     }
@@ -163,8 +165,9 @@ impl Driver {
     pub(super) fn make_template(&mut self, id: &SandboxId, request: SandboxRequest) {
         let admitted = match &request {
             SandboxRequest::Publish(names, ..) => self
-                .templates
+                .library
                 .check_names(names)
+                .map_err(PoolError::from)
                 .and_then(|()| self.set_space_aside(id, Saving::Whole))
                 .and_then(|()| self.check_quota(id)),
             _ => self.set_space_aside(id, Saving::Disk),
@@ -176,7 +179,7 @@ impl Driver {
             )),
         });
         let drafted = bootable.and_then(|()| {
-            let drafted = self.templates.draft();
+            let drafted = self.library.draft();
             drafted.map_err(|e| PoolError::of_disk("make a template", &e))
         });
         match drafted {
@@ -232,7 +235,9 @@ impl Driver {
     ) -> Origin {
         let saved = Saved {
             source: id.clone(),
-            vmm: record.vmm_id.unwrap_or_else(|| self.vmms.current().clone()),
+            vmm: record
+                .vmm_id
+                .unwrap_or_else(|| self.library.vmms().current().clone()),
             boot: record.boot,
             defaults: defaults.unwrap_or(record.defaults),
         };
@@ -244,10 +249,11 @@ impl Driver {
         id: &str,
         names: Vec<String>,
         origin: Origin,
-    ) -> Result<crate::templates::NewTemplate, PoolError> {
+    ) -> Result<library::NewTemplate, PoolError> {
         let created = host::unix_ns() / 1_000_000_000;
-        self.templates
-            .keep(id, names, origin, created, &mut self.vmms)
+        self.library
+            .keep(id, names, origin, created)
+            .map_err(PoolError::from)
     }
 }
 

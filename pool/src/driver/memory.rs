@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use library::Library;
 use model::SandboxId;
 
 use super::{slots::Slots, space::Disks};
@@ -10,7 +11,6 @@ use crate::{
     policy::{Need, Room},
     slot::Stage,
     spec::PoolConfig,
-    templates::Templates,
 };
 
 /// Maximum age of a MemAvailable reading.
@@ -99,7 +99,7 @@ impl MemoryLedger {
     }
 
     /// Measures some of the running sandboxes, and updates the templates' needs from the latest measurements of all.
-    pub(super) fn measure(&mut self, slots: &mut Slots, templates: &Templates) {
+    pub(super) fn measure(&mut self, slots: &mut Slots, library: &Library) {
         let mut running = slots.ids(|e| e.slot.stage == Stage::Running);
         running.sort_unstable();
         let last = self.measured_up_to.take();
@@ -114,10 +114,10 @@ impl MemoryLedger {
         if from + MEASURED_AT_ONCE < running.len() {
             self.measured_up_to = running.get(from + MEASURED_AT_ONCE - 1).cloned();
         }
-        self.estimate(slots, templates);
+        self.estimate(slots, library);
     }
 
-    fn estimate(&mut self, slots: &Slots, templates: &Templates) {
+    fn estimate(&mut self, slots: &Slots, library: &Library) {
         let mut sizes: BTreeMap<String, Vec<u64>> = BTreeMap::new();
         for entry in slots.values().filter(|e| e.slot.stage == Stage::Running) {
             let of_template = sizes.entry(entry.record.template.id.clone()).or_default();
@@ -125,7 +125,7 @@ impl MemoryLedger {
         }
         // The need of a removed template is dropped when its last sandbox has stopped running.
         self.needs
-            .retain(|id, _| templates.get(id).is_some() || sizes.contains_key(id));
+            .retain(|id, _| library.get(id).is_some() || sizes.contains_key(id));
         for (id, sizes) in sizes {
             self.needs.entry(id).or_default().leased(&sizes);
         }

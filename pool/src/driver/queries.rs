@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use library::{info::TemplateKind, template::Template};
 use model::{SandboxId, template_file};
 use netisolation::{Isolation, TapIndex};
 use tokio::{sync::oneshot, task::spawn_blocking};
@@ -14,11 +15,7 @@ use crate::{
     network,
     policy::Need,
     slot::{Refusal, Stage},
-    spec::{
-        Change, ChangeKind, Installed, LifeEvent, PoolStats, Sandbox, SandboxState, TemplateKind,
-        Usage,
-    },
-    templates::Template,
+    spec::{Change, ChangeKind, Installed, LifeEvent, PoolStats, Sandbox, SandboxState, Usage},
     work::{WorkError, save::record_working_set},
 };
 
@@ -36,7 +33,7 @@ impl Driver {
             Request::VerifyNetwork(id, answer) => self.of_tap(&id, answer, network::verify),
             Request::Templates(answer) => drop(answer.send(self.all_templates())),
             Request::Template(name, answer) => {
-                let found = self.templates.find(&name);
+                let found = self.library.find(&name);
                 let _ = answer.send(found.map(|t| self.template_info(t)));
             }
             Request::AddTemplate(dir, names, answer) => self.add_template(&dir, names, answer),
@@ -48,7 +45,7 @@ impl Driver {
             Request::CopyOf(reference, answer) => self.copy_of(&reference, answer),
             Request::RecordWorkingSet(id, answer) => self.record_working_set(&id, answer),
             Request::RecipeDir(reference, answer) => {
-                let dir = self.templates.find(&reference).map(Template::recipe_dir);
+                let dir = self.library.find(&reference).map(Template::recipe_dir);
                 let _ = answer.send(dir.ok_or(PoolError::NoTemplate(reference)));
             }
             Request::GiveNames(reference, names, answer) => {
@@ -162,7 +159,7 @@ impl Driver {
         let template = self
             .running(id)
             .map(|entry| entry.record.template.id.clone());
-        let to = template.and_then(|template| match self.templates.get(&template) {
+        let to = template.and_then(|template| match self.library.get(&template) {
             Some(t) if t.info.kind == TemplateKind::Built => {
                 Ok(t.dir.join(template_file::WORKING_SET))
             }
@@ -182,7 +179,7 @@ impl Driver {
     }
 
     fn installed(&self) -> BTreeMap<String, Installed> {
-        let installed = self.templates.iter().filter_map(|template| {
+        let installed = self.library.iter().filter_map(|template| {
             let state = template.rebuild.as_ref()?.state;
             let vmm = template.vmm.clone();
             let name = template.info.names.first()?.clone();
@@ -232,7 +229,7 @@ impl Driver {
     fn send_stats(&mut self, answer: oneshot::Sender<PoolStats>) {
         let mut stats = self.stats();
         let network = self.config.network.clone();
-        let images = self.templates.images().clone();
+        let images = self.library.images().clone();
         let taps: Vec<_> = self.slots.values().filter_map(|e| e.record.tap).collect();
         spawn_blocking(move || {
             stats.images = u32::try_from(images.all().len()).unwrap_or(u32::MAX);

@@ -11,12 +11,13 @@ use std::{
     time::Duration,
 };
 
+use library::rebuilt::RebuildState;
+
 use super::Driver;
 use crate::{
     host,
     message::Report,
     slot::Stage,
-    spec::RebuildState,
     work::rebuild::{Outcome, RebuildPlan},
 };
 
@@ -47,7 +48,7 @@ impl Driver {
             RebuildState::Waiting | RebuildState::Failed => not_before_ns <= now_ns,
             RebuildState::Running | RebuildState::Current | RebuildState::Kept => false,
         };
-        let next = self.templates.iter().find_map(|template| {
+        let next = self.library.iter().find_map(|template| {
             let rebuild = template.rebuild.as_ref()?;
             is_due(rebuild.state, rebuild.not_before_ns).then(|| template.info.id.clone())
         });
@@ -59,12 +60,12 @@ impl Driver {
     fn begin_rebuild(&mut self, id: &str, now_ns: u64) {
         let need = self.memory.need(id);
         let room = self.memory.room_for(need, &self.slots, &self.disks, now_ns);
-        let current = self.vmms.current().clone();
-        let Ok(vmm) = self.vmms.get(&current) else {
+        let current = self.library.vmms().current().clone();
+        let Ok(vmm) = self.library.vmms_mut().get(&current) else {
             return;
         };
-        let images = self.templates.images().clone();
-        let Some(template) = self.templates.get_mut(id) else {
+        let images = self.library.images().clone();
+        let Some(template) = self.library.get_mut(id) else {
             return;
         };
         let Some(rebuild) = &mut template.rebuild else {
@@ -157,7 +158,7 @@ impl Driver {
                 Ok(RebuildState::Kept)
             }
             Outcome::Built(dir, vmm) => {
-                self.templates.replace(id, &dir, vmm)?;
+                self.library.replace(id, &dir, vmm)?;
                 let former = self.stock.supply_mut(id).files_replaced();
                 self.jobs.change_templates(move || drop(former));
                 self.counters.rebuilt += 1;
@@ -171,7 +172,7 @@ impl Driver {
                 Ok(RebuildState::Current)
             }
         });
-        let Some(rebuild) = self.templates.get_mut(id).and_then(|t| t.rebuild.as_mut()) else {
+        let Some(rebuild) = self.library.get_mut(id).and_then(|t| t.rebuild.as_mut()) else {
             return;
         };
         match result {

@@ -162,7 +162,7 @@ impl Driver {
         }
         let is_new = matches!(entry.serving, Some(Serving::New(_)));
         // A clone made for a build does not count as a use of its template.
-        if is_use && let Some(t) = self.templates.get_mut(&template) {
+        if is_use && let Some(t) = self.library.get_mut(&template) {
             t.info.spawned += u64::from(is_new);
         }
         if is_use {

@@ -2,6 +2,11 @@
 
 use std::{path::PathBuf, sync::Arc};
 
+use library::{
+    durable::Durability,
+    info::{TemplateInfo, TemplateKind},
+    template::IMAGE,
+};
 use model::SandboxId;
 use netisolation::Policy;
 use tokio::sync::oneshot;
@@ -13,7 +18,6 @@ use super::{
     space::Saving,
 };
 use crate::{
-    durable::Durability,
     error::PoolError,
     host,
     message::{Answer, ForkAnswers, Request, SandboxRequest, SnapshotFor, Unclaimed},
@@ -21,11 +25,9 @@ use crate::{
     policy::StartFor,
     slot::{Event, Next, Refusal, Stage, decide},
     spec::{
-        ChangeKind, Connected, CreateSpec, MAX_NOTE, OnClose, PauseMode, Priority, TemplateInfo,
-        TemplateKind, TimeoutChange,
+        ChangeKind, Connected, CreateSpec, MAX_NOTE, OnClose, PauseMode, Priority, TimeoutChange,
     },
     state_dir::FORKS,
-    templates::IMAGE,
     work::{
         WorkError,
         save::{Content, ForkSnapshot, Guest, PausePlan, SnapshotFrom, SnapshotPlan},
@@ -58,7 +60,7 @@ impl Driver {
         if spec.priority == Priority::Normal {
             self.stock.callers.asked(accepted_ns);
         }
-        let template = match self.templates.find(&spec.template) {
+        let template = match self.library.find(&spec.template) {
             _ if self.stopping.is_draining => Err(PoolError::Draining),
             None => Err(PoolError::NoTemplate(spec.template.clone())),
             Some(template) => check_note(&spec.note).map(|()| template.info.id.clone()),
@@ -351,7 +353,7 @@ impl Driver {
     fn snapshot(&mut self, id: &SandboxId, names: Vec<String>, answer: Answer<TemplateInfo>) {
         let drafted = self.admit_snapshot(id, &names).and_then(|()| {
             let failed = |e| PoolError::of_disk("make a template", &e);
-            self.templates.draft().map_err(failed)
+            self.library.draft().map_err(failed)
         });
         match drafted {
             Err(e) => drop(answer.send(Err(e))),
@@ -364,7 +366,7 @@ impl Driver {
     }
 
     fn admit_snapshot(&mut self, id: &SandboxId, names: &[String]) -> Result<(), PoolError> {
-        self.templates.check_names(names)?;
+        self.library.check_names(names)?;
         self.may_save()?;
         let entry = self.slots.leased(id)?;
         // A snapshot of a paused sandbox needs no space, because it links the existing files.
@@ -490,7 +492,7 @@ impl Driver {
     ) -> Result<(), PoolError> {
         let entry = self.slots.leased(id)?;
         let info = &entry.record.template;
-        let template = self.templates.get(&info.id);
+        let template = self.library.get(&info.id);
         let layer = template.map_or(info.bytes.0, |t| t.layer_bytes);
         let room = self.disks.room_to_save(&self.slots, entry, saving, layer);
         let need = room.map_err(|short| {
@@ -519,7 +521,7 @@ impl Driver {
             return Ok(());
         };
         let is_counted = |kind| matches!(kind, TemplateKind::Snapshot | TemplateKind::Built);
-        let templates = self.templates.iter().filter(|t| is_counted(t.info.kind));
+        let templates = self.library.iter().filter(|t| is_counted(t.info.kind));
         let under_way = self.slots.values().filter(|e| {
             matches!(
                 e.serving,
@@ -544,7 +546,7 @@ impl Driver {
     /// Checks that one more paused sandbox or snapshot may be kept. Snapshots of forks are temporary and are not
     /// counted.
     pub(super) fn may_save(&mut self) -> Result<(), PoolError> {
-        let kinds = self.templates.iter().map(|t| t.info.kind);
+        let kinds = self.library.iter().map(|t| t.info.kind);
         let mut saved = kinds.filter(|kind| *kind == TemplateKind::Snapshot).count();
         for entry in self.slots.values() {
             let becomes_template = matches!(

@@ -7,9 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use library::account::{Account, SetAside};
+
 use super::{entry::Entry, slots::Slots};
 use crate::{
-    account::{Account, SetAside},
     host,
     policy::Space,
     slot::Stage,

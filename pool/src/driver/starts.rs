@@ -2,6 +2,14 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
+use library::{
+    account::Allowance,
+    images::BootFiles,
+    info::{TemplateDefaults, TemplateInfo, TemplateKind},
+    store::Checked,
+    template::Template,
+    vmms::VmmId,
+};
 use model::{SandboxId, StartPhase, Timeline, WarmUpRequest, template_file};
 use vmm_control::template::LoadedTemplate;
 
@@ -13,18 +21,14 @@ use super::{
     stock::{Memory, fill_failed},
 };
 use crate::{
-    account::Allowance,
     error::PoolError,
     host,
     message::{Answer, Unclaimed},
     policy::{self, Demand, Lack, Need, Placement, Short, StartFor, Supplied},
-    record::{BootFiles, Record, SlotDir},
+    record::{Record, SlotDir},
     slot::{Event, FailedBy, Slot, Stage},
-    spec::{CreateSpec, PauseMode, Priority, TemplateDefaults, TemplateInfo, TemplateKind},
+    spec::{CreateSpec, PauseMode, Priority},
     state_dir::{SANDBOXES, SCRATCH},
-    store::Checked,
-    templates::Template,
-    vmms::VmmId,
     work::{
         NewIdentity,
         lease::LeasePlan,
@@ -318,11 +322,15 @@ impl Driver {
     ) -> Result<StartPlan, PoolError> {
         let vmm = record
             .vmm_id
-            .get_or_insert_with(|| self.vmms.current().clone());
-        let vmm = self.vmms.get(vmm).map_err(|why| PoolError::Failed {
-            what: "start the sandbox",
-            why,
-        })?;
+            .get_or_insert_with(|| self.library.vmms().current().clone());
+        let vmm = self
+            .library
+            .vmms_mut()
+            .get(vmm)
+            .map_err(|why| PoolError::Failed {
+                what: "start the sandbox",
+                why,
+            })?;
         Ok(StartPlan {
             vmm,
             id: id.clone(),
@@ -387,7 +395,7 @@ impl Driver {
     }
 
     fn origin_of_template(&self, id: &str) -> Result<Origin, PoolError> {
-        let template = self.templates.get(id);
+        let template = self.library.get(id);
         let template = template.ok_or_else(|| PoolError::NoTemplate(id.to_owned()))?;
         if template.info.kind == TemplateKind::Disk {
             return self.origin_of_disk(template);
@@ -416,7 +424,7 @@ impl Driver {
     fn origin_of_disk(&self, template: &Template) -> Result<Origin, PoolError> {
         let recorded = template.boot.clone();
         let mut files = recorded.ok_or_else(|| PoolError::NoTemplate(template.info.id.clone()))?;
-        if let Some(guest) = self.templates.guest() {
+        if let Some(guest) = self.library.guest() {
             (files.kernel, files.initrd) = (guest.kernel, guest.initrd);
         }
         Ok(Origin {
@@ -456,7 +464,7 @@ impl Driver {
 
     /// Checks that a snapshot written by a VMM names only files in the store, and resolves them.
     pub(super) fn check_snapshot(&self, dir: &Path) -> Result<Checked, PoolError> {
-        self.templates
+        self.library
             .check_snapshot(dir)
             .map_err(|why| PoolError::Failed {
                 what: "use a snapshot",
@@ -476,7 +484,7 @@ impl Driver {
     /// The template that is the base in this directory, if it is loaded.
     fn loaded_base(&self, base: Option<&Path>) -> Option<Arc<LoadedTemplate>> {
         let base = base?;
-        let template = self.templates.iter().find(|t| t.dir == base)?;
+        let template = self.library.iter().find(|t| t.dir == base)?;
         match &self.stock.supply(&template.info.id).memory {
             Memory::Loaded(loaded) => Some(loaded.clone()),
             Memory::OnDisk | Memory::Loading | Memory::Unloadable => None,
@@ -492,14 +500,14 @@ impl Driver {
     fn fill_next(&mut self) -> bool {
         let now_ns = host::monotonic_ns();
         self.divide(now_ns);
-        self.stock.review(&self.templates, &self.slots);
+        self.stock.review(&self.library, &self.slots);
         let is_queued = self.queue.has_callers();
         if self.adoptions.is_urgent(now_ns) || !self.stock.may_fill(&self.slots, is_queued, now_ns)
         {
             return false;
         }
         let is_loading = self.jobs.copies.is_loading();
-        let due = self.stock.next_fills(&self.templates, is_loading, now_ns);
+        let due = self.stock.next_fills(&self.library, is_loading, now_ns);
         if due.is_empty() {
             return false;
         }

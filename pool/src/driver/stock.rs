@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use library::{Library, template::Template};
 use model::SandboxId;
 
 use super::slots::Slots;
@@ -17,7 +18,6 @@ use crate::{
     policy::{self, Budget, Callers, Foreground},
     slot::Stage,
     spec::{PoolConfig, Priority},
-    templates::{Template, Templates},
 };
 
 /// How often to check whether a fill has become possible without a report, for example because disk space was freed.
@@ -128,10 +128,10 @@ impl Stock {
     }
 
     /// Decides for each template whether its warm stock must be refilled.
-    pub(super) fn review(&mut self, templates: &Templates, slots: &Slots) {
+    pub(super) fn review(&mut self, library: &Library, slots: &Slots) {
         let filling = filling(slots);
         // A job may have reported on a template after its removal.
-        self.supplies.retain(|id, _| templates.get(id).is_some());
+        self.supplies.retain(|id, _| library.get(id).is_some());
         for (id, supply) in &mut self.supplies {
             let warm = self.warm.get(id).map_or(0, VecDeque::len);
             let stock = policy::Stock {
@@ -151,7 +151,7 @@ impl Stock {
     /// the huge pages.
     pub(super) fn next_fills<'a>(
         &self,
-        templates: &'a Templates,
+        library: &'a Library,
         is_loading: bool,
         now_ns: u64,
     ) -> Vec<&'a Template> {
@@ -163,7 +163,7 @@ impl Stock {
         let of = |template: &Template| self.supply(&template.info.id);
         let is_due =
             |supply: &Supply| supply.refilling && now_ns >= supply.not_before_ns && !waits(supply);
-        let mut due: Vec<_> = templates.iter().filter(|t| is_due(of(t))).collect();
+        let mut due: Vec<_> = library.iter().filter(|t| is_due(of(t))).collect();
         due.sort_by_key(|t| (of(t).is_spare, self.len(&t.info.id)));
         due
     }

@@ -5,17 +5,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use library::{
+    durable::set_aside, images::BootFiles, info::TemplateKind, template::Template, vmms::VmmId,
+};
 use tokio::task::spawn_blocking;
 
 use super::Driver;
 use crate::{
-    durable::set_aside,
-    record::BootFiles,
     slot::{Slot, Stage},
-    spec::{PauseMode, SandboxState, TemplateKind, VmmUse},
+    spec::{PauseMode, SandboxState, VmmUse},
     state_dir::TEMPLATES,
-    templates::Template,
-    vmms::VmmId,
     work::base::is_held,
 };
 
@@ -39,12 +38,12 @@ impl Driver {
         self.held.retain(|dir, _| is_held(dir));
         self.images_may_be_unused |= self.held.len() < before;
         let mut unused = Vec::new();
-        if self.vmms.has_former() {
+        if self.library.vmms().has_former() {
             let records = self.slots.values().filter_map(|e| e.record.vmm_id.clone());
-            let templates = self.templates.iter().map(|t| t.vmm.clone());
+            let templates = self.library.iter().map(|t| t.vmm.clone());
             let held = self.held.values().filter_map(|held| held.vmm.clone());
             let used = records.chain(templates).chain(held).collect();
-            unused = self.vmms.take_unused(&used);
+            unused = self.library.vmms_mut().take_unused(&used);
         }
         // Until the job's report, no template's record names a rebuilt template or the base of a diff.
         let is_awaited = self.rebuilding.is_some() || self.storing.is_some();
@@ -83,7 +82,7 @@ impl Driver {
     /// The directories of images that no sandbox and no template uses. Empty as long as there is a pause of an older
     /// release, which refers to the installed path of its template.
     fn unused_images(&self) -> Vec<PathBuf> {
-        let images = self.templates.images();
+        let images = self.library.images();
         let own = self.config.state.join(TEMPLATES);
         // A template installed in place may be the origin of the links of images.
         let is_elsewhere = |dir: &Path| !dir.starts_with(images.dir()) && !dir.starts_with(&own);
@@ -100,7 +99,7 @@ impl Driver {
             used.insert(lineage.root.clone());
             used.extend(entry.record.boot.iter().flat_map(BootFiles::paths));
         }
-        for template in self.templates.iter() {
+        for template in self.library.iter() {
             used.extend(template.needs());
         }
         used.extend(self.held.values().map(|held| held.base.clone()));
@@ -110,7 +109,7 @@ impl Driver {
     /// The uses of every kept VMM.
     pub(super) fn vmm_uses(&self) -> BTreeMap<VmmId, VmmUse> {
         let mut uses: BTreeMap<VmmId, VmmUse> = BTreeMap::new();
-        uses.entry(self.vmms.current().clone())
+        uses.entry(self.library.vmms().current().clone())
             .or_default()
             .is_present = true;
         for entry in self.slots.values() {
@@ -128,7 +127,7 @@ impl Driver {
             }
         }
         let has_memory = |t: &&Template| t.info.kind != TemplateKind::Disk;
-        for template in self.templates.iter().filter(has_memory) {
+        for template in self.library.iter().filter(has_memory) {
             uses.entry(template.vmm.clone()).or_default().templates += 1;
         }
         uses

@@ -23,6 +23,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use library::{
+    diff::Restorer,
+    durable::{
+        DRAFT, Durability, name_content, read_bounded, remove_dir, remove_file, replace, sync_dir,
+    },
+    images::{self, Images, sum_of_manifest},
+    manifest::Manifest,
+    vmms::VmmId,
+};
 use model::{MANIFEST_NAME, TEMPLATE_FORMAT, template_file};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -30,15 +39,9 @@ use vmm_control::template::next_data;
 
 use crate::{
     claim::{BaseKind, PauseNeeds},
-    durable::{
-        DRAFT, Durability, name_content, read_bounded, remove_dir, remove_file, replace, sync_dir,
-    },
     error::PoolError,
     host,
-    images::{self, Images, sum_of_manifest},
-    manifest::Manifest,
-    vmms::VmmId,
-    work::{Stop, diff::Restorer},
+    work::Stop,
 };
 
 const WHAT: &str = "use the base of a paused sandbox";

@@ -4,6 +4,7 @@
 use std::{io, os::unix::net::UnixStream as StdStream, sync::Arc, time::Duration};
 
 use envd::guest_text;
+use library::durable::Durability;
 use model::{SandboxId, StartPhase, Timeline};
 use netisolation::Isolation;
 use tokio::{
@@ -15,7 +16,6 @@ use vmm_control::{Call, Failure, Reply, Request, frame};
 
 use super::{NewIdentity, WorkError, init_request, wall_clock};
 use crate::{
-    durable::Durability,
     host,
     record::{Kept, Record, SlotDir},
 };

@@ -5,20 +5,22 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use library::{
+    diff::Restorer,
+    images::{self, Images, sum_of_manifest},
+    manifest::Manifest,
+    vmms::VmmId,
+};
 use model::is_sha256;
 
 use crate::{
     claim::{BaseKind, PauseNeeds},
     error::PoolError,
-    images::{self, Images, sum_of_manifest},
-    manifest::Manifest,
     record::{Kept, Record},
     spec::PauseMode,
-    vmms::VmmId,
     work::{
         Stop,
         base::{BasePlan, sum_of_guest},
-        diff::Restorer,
     },
 };
 

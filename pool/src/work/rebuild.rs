@@ -18,16 +18,18 @@ use std::{
     },
 };
 
+use library::{
+    durable::{Durability, replace},
+    images::{Images, guest_links, link, sum_of_manifest},
+    rebuilt::Rebuilt,
+    vmms::{Vmm, VmmId},
+};
 use model::MANIFEST_NAME;
 use template::{Builder, Input, Limits, Quiet, RECIPE_NAME, Recipe, files_of, sparse_sum_unless};
 
 use crate::{
     cgroup::{Groups, REBUILD},
-    durable::{Durability, replace},
-    images::{Images, guest_links, link, sum_of_manifest},
     recover::sweep_group,
-    templates::Rebuilt,
-    vmms::{Vmm, VmmId},
 };
 
 /// The files of the template while it is built.

@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use library::durable::{Durability, private_dir, sync_dir, sync_files};
 use model::template_file;
 use vmm_control::{ControlClient, files::Lineage};
 
@@ -18,7 +19,6 @@ use super::{WorkError, connect_agent};
 use crate::{
     cgroup::Groups,
     claim::Hold,
-    durable::{Durability, private_dir, sync_dir, sync_files},
     host,
     record::{Kept, RECORD, Record, SlotDir},
     spec::PauseMode,

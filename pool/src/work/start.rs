@@ -10,6 +10,7 @@ use std::{
 };
 
 use envd::{EnvdClient, ExecRequest};
+use library::{diff::Restorer, durable::Durability, images::BootFiles, vmms::Vmm};
 use model::{
     Bytes, EntropySeed, GuestPaths, HypercallPath, Identity, RestoreSpec, SandboxId, StartPhase,
     Timeline, VmSpec, WarmUpRequest, WorkingSetPrefault,
@@ -18,18 +19,16 @@ use netisolation::{Isolation, Tap};
 use vmm_control::{ControlClient, VmUser, files::Lineage, template::LoadedTemplate};
 
 use super::{
-    NewIdentity, WorkError, connect, connect_agent, diff::Restorer, init_request, read_ahead,
-    save::ForkSnapshot, wall_clock::may_be_late,
+    NewIdentity, WorkError, connect, connect_agent, init_request, read_ahead, save::ForkSnapshot,
+    wall_clock::may_be_late,
 };
 use crate::{
     cgroup::Groups,
     clock::{Clock, Reading},
-    durable::Durability,
     host,
-    record::{BootFiles, Kept, ProcessName, Record, SlotDir},
+    record::{Kept, ProcessName, Record, SlotDir},
     spec::{CreateSpec, Priority},
     vm::Vm,
-    vmms::Vmm,
 };
 
 /// Header of the warm-up requests.

@@ -6,18 +6,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use library::{
+    durable::{sync_dir, sync_files},
+    images::Images,
+    store::Store,
+    vmms,
+};
 use model::{MANIFEST_NAME, is_sha256};
 use vmm_control::files::{Home, Lineage, Size};
 
 use crate::{
     claim::{BaseKind, Claim, PauseNeeds},
-    durable::{sync_dir, sync_files},
     error::PoolError,
-    images::Images,
     record::{Kept, Record, SlotDir},
     spec::{MAX_NOTE, PauseMode},
-    store::Store,
-    vmms,
     work::{Stop, base, needs::vmm_of},
 };
 
@@ -91,7 +93,7 @@ impl TakePlan {
         let images = self.store.images();
         base::restore(self.from.path(), images, needs, &self.stop)?;
         if (needs.kind, mode) == (BaseKind::Guest, PauseMode::Memory) {
-            let root = images.dir().join(&needs.base).join(crate::images::ROOT);
+            let root = images.dir().join(&needs.base).join(library::images::ROOT);
             base::set_root(&self.from.pause(), &root)?;
         }
         Ok(())
@@ -155,7 +157,7 @@ impl TakePlan {
                     .images()
                     .dir()
                     .join(base)
-                    .join(crate::images::ROOT);
+                    .join(library::images::ROOT);
                 let size = Size {
                     memory: record.template.memory,
                     vcpus: record.template.vcpus,

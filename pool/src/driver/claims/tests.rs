@@ -1,13 +1,12 @@
 use std::{fs, path::Path, sync::Arc};
 
+use library::images::{self, BootFiles};
 use tokio::sync::oneshot;
 
 use super::*;
 use crate::{
     driver::unused::tests::driver,
-    images,
     lifetime::Lifetime,
-    record::BootFiles,
     work::{Stop, base::sum_of_guest},
 };
 
@@ -23,10 +22,10 @@ fn guest(dir: &Path) -> BootFiles {
 /// Adds a paused sandbox.
 fn add(driver: &mut Driver, mode: PauseMode, boot: BootFiles) -> SandboxId {
     let id = SandboxId::from_random([9; 19]);
-    let template = Arc::new(crate::spec::template::tests::info());
+    let template = Arc::new(library::fixtures::info());
     let mut record = Record::new("this boot", template, Some(boot), "0".repeat(32));
     record.kept = Kept::Paused(mode);
-    record.vmm_id = Some(driver.vmms.current().clone());
+    record.vmm_id = Some(driver.library.vmms().current().clone());
     let dir = SlotDir::new(&driver.config.state.join(SANDBOXES), &id);
     fs::create_dir_all(dir.pause()).unwrap();
     dir.write_pause(&record).unwrap();
@@ -50,8 +49,8 @@ async fn needs(driver: &mut Driver, id: &SandboxId) -> Result<PauseNeeds, PoolEr
 /// Makes the paused sandbox a diff of a template.
 fn diff_of(driver: &Driver, id: &SandboxId, base: &str) {
     let pause = driver.slots.leased(id).unwrap().dir.pause();
-    let dir = driver.templates.images().dir().join(base);
-    crate::templates::tests::image(&pause, Some(&dir));
+    let dir = driver.library.images().dir().join(base);
+    library::fixtures::image(&pause, Some(&dir));
     let path = pause.join("manifest.json");
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace(&"0".repeat(64), base)).unwrap();
@@ -61,8 +60,8 @@ fn diff_of(driver: &Driver, id: &SandboxId, base: &str) {
 async fn the_files_with_which_a_template_boots_are_announced_and_given_if_it_has_all() {
     let root = tempfile::tempdir().unwrap();
     let (mut driver, _) = driver(root.path());
-    let dir = driver.templates.images().dir().join("template");
-    crate::templates::tests::image(&dir, None);
+    let dir = driver.library.images().dir().join("template");
+    library::fixtures::image(&dir, None);
     for name in ["state", "memory", "layer"] {
         fs::write(dir.join(name), "").unwrap();
     }
@@ -112,7 +111,7 @@ async fn a_template_that_this_release_cannot_check_is_refused_before_it_is_fetch
         assert!(!can(template, format, GivesBase::Yes), "{format:?}");
     }
     // It needs no second check.
-    let place = driver.templates.images().dir().join("05".repeat(32));
+    let place = driver.library.images().dir().join("05".repeat(32));
     fs::create_dir(&place).unwrap();
     for gives in [GivesBase::Yes, GivesBase::No] {
         driver.can_take(&needs(template, None), gives).unwrap();
@@ -131,9 +130,9 @@ async fn a_pause_without_memory_needs_the_files_from_which_it_boots() {
     let root = tempfile::tempdir().unwrap();
     let (mut driver, _) = driver(root.path());
     // The directory of a template, and its directory after the sandbox has moved once.
-    let images = driver.templates.images().dir().to_owned();
+    let images = driver.library.images().dir().to_owned();
     let (of_template, of_guest) = ("05".repeat(32), "06".repeat(32));
-    crate::templates::tests::image(&images.join(&of_template), None);
+    library::fixtures::image(&images.join(&of_template), None);
     for name in [of_template, of_guest] {
         let boot = guest(&images.join(name));
         let files = images::guest_links(boot.root.parent().unwrap());
@@ -149,7 +148,7 @@ async fn a_pause_without_memory_needs_the_files_from_which_it_boots() {
 async fn a_close_ends_the_jobs_that_read_large_files() {
     let root = tempfile::tempdir().unwrap();
     let (mut driver, _) = driver(root.path());
-    let boot = guest(&driver.templates.images().dir().join("06".repeat(32)));
+    let boot = guest(&driver.library.images().dir().join("06".repeat(32)));
     let id = add(&mut driver, PauseMode::FilesystemOnly, boot);
     let (answer, mut needs) = oneshot::channel();
     driver.close(crate::spec::OnClose::Keep, oneshot::channel().0);

@@ -1,13 +1,15 @@
+use library::{
+    fixtures::{memory, plan, remove_memory, with_memory},
+    memory_diff,
+};
 use model::SandboxId;
 use tokio::time::timeout;
 
 use super::*;
 use crate::{
     driver::unused::tests::{draft, driver},
-    memory_diff,
     record::{Record, SlotDir},
     slot::Slot,
-    work::diff::tests::{memory, plan, remove_memory, with_memory},
 };
 
 /// A driver that has removed the leftovers of previous servers.
@@ -24,7 +26,7 @@ async fn swept(root: &Path) -> (Driver, String) {
 /// Adds a start of a sandbox of this template, which has no VM yet.
 fn start(driver: &mut Driver, template: &str) -> SandboxId {
     let id = SandboxId::from_random([9; 19]);
-    let info = Arc::new(driver.templates.get(template).unwrap().info.clone());
+    let info = Arc::new(driver.library.get(template).unwrap().info.clone());
     let record = Record::new("this boot", info, None, String::new());
     let dir = SlotDir::new(&driver.config.state, &id);
     let entry = Entry::new(Slot::new(Stage::Starting), dir, record);
@@ -34,14 +36,14 @@ fn start(driver: &mut Driver, template: &str) -> SandboxId {
 
 /// Makes a template due to be stored.
 fn is_due(driver: &mut Driver, id: &str, loaded_bytes: u64) {
-    let template = driver.templates.get_mut(id).unwrap();
+    let template = driver.library.get_mut(id).unwrap();
     template.storage = Storage::New { since_ns: 0 };
     template.loaded_bytes = loaded_bytes;
 }
 
 /// Stores the memory of the template. Its file then exists next to the diff.
 fn store(driver: &mut Driver, id: &str) -> PathBuf {
-    let template = driver.templates.get_mut(id).unwrap();
+    let template = driver.library.get_mut(id).unwrap();
     with_memory(&template.dir, &memory(2, 5));
     let stored = plan(&template.dir, None).run().unwrap().unwrap();
     template.storage = Storage::Diff(stored);
@@ -67,7 +69,7 @@ async fn a_job_whose_thread_panicked_lets_the_next_one_begin() {
     driver.reports.recv().await.unwrap();
     driver.store_diffs();
     assert!(driver.storing.is_none());
-    let storage = &driver.templates.get(&id).unwrap().storage;
+    let storage = &driver.library.get(&id).unwrap().storage;
     assert!(matches!(storage, Storage::Whole), "{storage:?}");
     let removed = async {
         while draft.exists() {
@@ -83,8 +85,8 @@ async fn a_job_whose_thread_panicked_lets_the_next_one_begin() {
 async fn neither_a_start_nor_a_template_that_does_not_fit_holds_up_the_others() {
     let root = tempfile::tempdir().unwrap();
     let (mut driver, first) = swept(root.path()).await;
-    let second = driver.another(root.path());
-    let other = driver.another(root.path());
+    let second = driver.another();
+    let other = driver.another();
     let (large, small) = (first.clone().min(second.clone()), first.max(second));
     is_due(&mut driver, &large, u64::MAX / 2);
     is_due(&mut driver, &small, 1);
@@ -99,9 +101,9 @@ async fn neither_a_start_nor_a_template_that_does_not_fit_holds_up_the_others() 
 async fn a_memory_file_stays_while_a_start_may_need_it_and_goes_while_others_start() {
     let root = tempfile::tempdir().unwrap();
     let (mut driver, id) = swept(root.path()).await;
-    let other = driver.another(root.path());
+    let other = driver.another();
     let memory = store(&mut driver, &id);
-    let dir = driver.templates.get(&id).unwrap().dir.clone();
+    let dir = driver.library.get(&id).unwrap().dir.clone();
     let stays = |driver: &mut Driver, template: &str, stays: bool| {
         let start = start(driver, template);
         driver.store_diffs();
@@ -110,17 +112,17 @@ async fn a_memory_file_stays_while_a_start_may_need_it_and_goes_while_others_sta
     };
     stays(&mut driver, &id, true);
     // A clone of a snapshot that is based on it.
-    driver.templates.get_mut(&other).unwrap().base = Some(dir);
+    driver.library.get_mut(&other).unwrap().base = Some(dir);
     stays(&mut driver, &other, true);
-    driver.templates.get_mut(&other).unwrap().base = None;
+    driver.library.get_mut(&other).unwrap().base = None;
     // A fork of a sandbox whose template is gone.
     let fork = start(&mut driver, &other);
-    let gone = driver.templates.forget(&other);
+    let gone = driver.library.forget(&other);
     driver.store_diffs();
     assert!(memory.exists() && gone.is_some());
     driver.slots.remove(&fork).unwrap();
 
-    let other = driver.another(root.path());
+    let other = driver.another();
     stays(&mut driver, &other, false);
 }
 
@@ -149,7 +151,7 @@ async fn a_load_is_tried_again_when_the_disk_has_room_and_not_if_the_diff_is_dam
         let retry_ns = supply.load_not_before_ns;
         let pause_ms = (retry_ns - now_ns) / 1_000_000;
         assert!(pause_ms >= 500 << (failures - 1) && pause_ms < 60_000);
-        let next = |now_ns| driver.stock.next_fills(&driver.templates, false, now_ns);
+        let next = |now_ns| driver.stock.next_fills(&driver.library, false, now_ns);
         assert!(next(retry_ns - 1).is_empty());
         assert_eq!(next(retry_ns).len(), 1);
     }

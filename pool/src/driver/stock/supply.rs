@@ -17,7 +17,7 @@ use crate::{
 pub(crate) enum Memory {
     /// Not loaded, because no fill has needed it yet, or because it cannot be: see [`Template::is_loadable`].
     ///
-    /// [`Template::is_loadable`]: crate::templates::Template::is_loadable
+    /// [`Template::is_loadable`]: library::template::Template::is_loadable
     #[default]
     OnDisk,
     /// The memory is being copied.

@@ -1,5 +1,11 @@
 use std::{fs, sync::Arc, time::Duration};
 
+use library::{
+    diff::Stored,
+    fixtures::{image, keep, opened, saved},
+    memory_diff::Header,
+    template::Storage,
+};
 use model::{SandboxId, template_file};
 use tokio::sync::{mpsc, oneshot};
 
@@ -8,15 +14,9 @@ use crate::{
     cgroup::tests::no_groups,
     claim::{BaseKind, PauseNeeds},
     driver::{Setup, diffs::Storing},
-    memory_diff::Header,
     recover::recover,
     spec::{PauseMode, PoolConfig},
     state_dir::{FORKS, SANDBOXES, StateLock},
-    templates::{
-        Storage,
-        tests::{image, keep, opened, saved, vmms},
-    },
-    work::diff::Stored,
 };
 
 /// A driver with one snapshot and without sandboxes, and the id of the snapshot. Recently used files do not count as in
@@ -24,12 +24,14 @@ use crate::{
 pub(in crate::driver) fn driver(root: &Path) -> (Driver, String) {
     let (state, installed) = (root.join("s"), root.join("i"));
     fs::create_dir_all(&installed).unwrap();
-    let mut templates = opened(&state, &installed);
-    let mut vmms = vmms(&state);
-    let (id, dir) = templates.draft().unwrap();
+    let mut library = opened(&state, &installed);
+    let (id, dir) = library.draft().unwrap();
     image(&dir.join("image"), None);
-    let origin = saved(SandboxId::from_random([7; 19]), vmms.current().clone());
-    keep(&mut templates, &mut vmms, &id, Vec::new(), origin, 1);
+    let origin = saved(
+        SandboxId::from_random([7; 19]),
+        library.vmms().current().clone(),
+    );
+    keep(&mut library, &id, Vec::new(), origin, 1);
     let groups = no_groups();
     let (sandboxes, forks) = (root.join(SANDBOXES), root.join(FORKS));
     for dir in [&sandboxes, &forks] {
@@ -43,8 +45,7 @@ pub(in crate::driver) fn driver(root: &Path) -> (Driver, String) {
         },
         host_boot_id: "this boot".to_owned(),
         groups: Arc::new(groups),
-        templates,
-        vmms,
+        library,
         keeps_unused: false,
         entries: found.entries,
         leftovers: found.leftovers,
@@ -58,24 +59,21 @@ pub(in crate::driver) fn driver(root: &Path) -> (Driver, String) {
 
 impl Driver {
     /// Adds another snapshot.
-    pub(in crate::driver) fn another(&mut self, root: &Path) -> String {
-        let mut vmms = vmms(&root.join("s"));
-        let (id, dir) = self.templates.draft().unwrap();
+    pub(in crate::driver) fn another(&mut self) -> String {
+        let (id, dir) = self.library.draft().unwrap();
         image(&dir.join("image"), None);
-        let origin = saved(SandboxId::from_random([8; 19]), vmms.current().clone());
-        keep(&mut self.templates, &mut vmms, &id, Vec::new(), origin, 1);
+        let origin = saved(
+            SandboxId::from_random([8; 19]),
+            self.library.vmms().current().clone(),
+        );
+        keep(&mut self.library, &id, Vec::new(), origin, 1);
         id
     }
 }
 
 /// Leaves the files of a panicked thread that stored a template's diff.
 pub(in crate::driver) fn draft(driver: &Driver, id: &str) -> PathBuf {
-    let draft = driver
-        .templates
-        .get(id)
-        .unwrap()
-        .dir
-        .join("memory.diff.new");
+    let draft = driver.library.get(id).unwrap().dir.join("memory.diff.new");
     fs::write(&draft, "").unwrap();
     draft
 }
@@ -97,7 +95,7 @@ async fn removed(driver: &mut Driver) {
 fn another_vmm(driver: &mut Driver, root: &Path) -> VmmId {
     let program = root.join("another.vmm");
     fs::write(&program, "another VMM").unwrap();
-    driver.vmms.keep(&program).unwrap()
+    driver.library.vmms_mut().keep(&program).unwrap()
 }
 
 #[tokio::test]
@@ -107,7 +105,7 @@ async fn what_a_sandbox_on_its_way_needs_stays_until_the_move_is_given_up() {
     let vmm = another_vmm(&mut driver, root.path());
     let kept = root.path().join("s.vmms").join(vmm.as_str());
     let name = "05".repeat(32);
-    let base = driver.templates.images().dir().join(&name);
+    let base = driver.library.images().dir().join(&name);
     fs::create_dir(&base).unwrap();
     for file in ["manifest.json", "state", "memory", "layer", "root"] {
         fs::write(base.join(file), "").unwrap();
@@ -149,7 +147,7 @@ async fn the_base_of_a_diff_is_not_removed_while_the_diff_is_written_or_stored()
     let root = tempfile::tempdir().unwrap();
     let (mut driver, id) = driver(root.path());
     // No template has these files now: the installed one was rebuilt.
-    let base = driver.templates.images().dir().join("05".repeat(32));
+    let base = driver.library.images().dir().join("05".repeat(32));
     fs::create_dir(&base).unwrap();
     fs::write(base.join(template_file::MEMORY), "").unwrap();
 
@@ -171,7 +169,7 @@ async fn the_base_of_a_diff_is_not_removed_while_the_diff_is_written_or_stored()
     remove(&mut driver).await;
     assert!(base.exists(), "a diff needs it");
 
-    driver.templates.get_mut(&id).unwrap().storage = Storage::Whole;
+    driver.library.get_mut(&id).unwrap().storage = Storage::Whole;
     remove(&mut driver).await;
     assert!(!base.exists(), "nothing needs it");
 }

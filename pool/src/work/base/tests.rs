@@ -1,11 +1,13 @@
 use std::{os::unix::fs::MetadataExt, sync::Barrier, thread};
 
+use library::fixtures::restorer;
+
 use super::*;
-use crate::{spec::PauseMode, work::diff::tests::restorer};
+use crate::spec::PauseMode;
 
 /// A template with valid checksums, and the checksum of its manifest.
 fn template(dir: &Path) -> String {
-    crate::templates::tests::image(dir, None);
+    library::fixtures::image(dir, None);
     let memory = File::create(dir.join(template_file::MEMORY)).unwrap();
     memory.set_len(8 << 20).unwrap();
     for (at, byte) in [(0, 1), (5 << 20, 2), ((8 << 20) - 1, 3)] {
@@ -310,7 +312,7 @@ fn the_files_of_a_sandbox_that_booted_travel_and_its_pause_names_them() {
     .unwrap();
 
     let pause = path("pause");
-    crate::templates::tests::image(&pause, None);
+    library::fixtures::image(&pause, None);
     set_root(&pause, &place.join(images::ROOT)).unwrap();
     let manifest = Manifest::read(&pause).unwrap();
     assert_eq!(manifest.root, place.join(images::ROOT));

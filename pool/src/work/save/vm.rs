@@ -9,12 +9,13 @@ use std::{
 };
 
 use envd::{ClientError, EnvdClient, ExecRequest};
+use library::durable::private_dir;
 use model::template_file;
 use template::until_quiet;
 use vmm_control::{ControlClient, ControlError, files::Lineage};
 
 use super::{SnapshotFailed, WorkError, connect_agent, control};
-use crate::{durable::private_dir, record::SlotDir};
+use crate::record::SlotDir;
 
 /// How long the guest may take to write its caches to the layer: a build step may leave gigabytes.
 const SYNC: Duration = Duration::from_secs(120);

@@ -1,9 +1,12 @@
 use std::sync::Arc;
 
-use super::*;
-use crate::{
-    spec::template::tests::info, state_dir::SANDBOXES, templates::tests::image, vmms::VmmId,
+use library::{
+    fixtures::{image, info},
+    vmms::VmmId,
 };
+
+use super::*;
+use crate::state_dir::SANDBOXES;
 
 /// A received pause below `root`, and the plan to take it over. Its base is the set of files that it boots from.
 fn arrived(root: &Path, mode: PauseMode) -> TakePlan {
@@ -12,7 +15,7 @@ fn arrived(root: &Path, mode: PauseMode) -> TakePlan {
     let name = "06".repeat(32);
     let place = images.dir().join(&name);
     fs::create_dir_all(&place).unwrap();
-    for path in crate::images::guest_links(&place) {
+    for path in library::images::guest_links(&place) {
         fs::write(path, "").unwrap();
     }
     let from = SlotDir::new(&root.join("incoming"), &id);

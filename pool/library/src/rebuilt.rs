@@ -7,31 +7,67 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{MAX_FILE, maker::maker};
 use crate::{
     durable::{Durability, read_bounded, replace},
     images::{Images, sum_of_manifest},
-    manifest::Manifest,
-    spec::RebuildState,
+    maker::maker,
+    manifest::{MAX_FILE, Manifest},
     vmms::{VmmId, Vmms},
 };
 
 const RECORD: &str = "rebuilt.json";
 
+/// Whether an installed template was made with the current VMM, kernel and root image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RebuildState {
+    /// Not examined yet. Rebuilds wait for each other, for the adoption of sandboxes and for memory.
+    Waiting,
+    /// Being examined or rebuilt.
+    Running,
+    /// Made with the current files.
+    Current,
+    /// The last rebuild failed. It will be retried.
+    Failed,
+    /// Outdated, and cannot be rebuilt: it has no recipe, or an input file is gone.
+    Kept,
+}
+
+impl RebuildState {
+    pub const ALL: [Self; 5] = [
+        Self::Waiting,
+        Self::Running,
+        Self::Current,
+        Self::Failed,
+        Self::Kept,
+    ];
+
+    /// The name used in metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Running => "rebuilding",
+            Self::Current => "current",
+            Self::Failed => "failed",
+            Self::Kept => "kept",
+        }
+    }
+}
+
 /// The rebuild of an installed template.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Rebuild {
+pub struct Rebuild {
     /// Directory of the installed template.
-    pub(crate) installed: PathBuf,
-    pub(crate) state: RebuildState,
+    pub installed: PathBuf,
+    pub state: RebuildState,
     /// Number of consecutive failed rebuilds.
-    pub(crate) failures: u32,
+    pub failures: u32,
     /// No rebuild begins before this time (CLOCK_MONOTONIC).
-    pub(crate) not_before_ns: u64,
+    pub not_before_ns: u64,
 }
 
 impl Rebuild {
-    pub(super) fn of(installed: &Path) -> Self {
+    pub(crate) fn of(installed: &Path) -> Self {
         Self {
             installed: installed.to_owned(),
             state: RebuildState::Waiting,
@@ -43,13 +79,13 @@ impl Rebuild {
 
 /// The contents of `rebuilt.json`. Newer releases may add fields, so unknown fields are ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Rebuilt {
+pub struct Rebuilt {
     /// The template's id.
-    pub(crate) template: String,
+    pub template: String,
     /// SHA-256 of the manifest of the installed template.
-    pub(crate) installed_sha256: String,
+    pub installed_sha256: String,
     /// The VMM that made the rebuilt template.
-    pub(crate) vmm: VmmId,
+    pub vmm: VmmId,
 }
 
 impl Rebuilt {
@@ -59,7 +95,7 @@ impl Rebuilt {
     }
 
     /// Writes the record of the rebuilt template in `dir`.
-    pub(crate) fn write(&self, dir: &Path) -> std::io::Result<()> {
+    pub fn write(&self, dir: &Path) -> std::io::Result<()> {
         let bytes = serde_json::to_vec_pretty(self)?;
         replace(dir, RECORD, &bytes, Durability::Host)
     }
@@ -71,7 +107,7 @@ impl Rebuilt {
 /// # Errors
 /// Returns a human-readable message if the template has no manifest, or the VMM of the installed files is missing and
 /// there are no others.
-pub(super) fn choose(
+pub(crate) fn choose(
     installed: &Path,
     id: &str,
     images: &Images,

@@ -3,9 +3,9 @@
 //! The memory file may be removed only after the diff is complete, synced and verified against the manifest's checksum.
 //! A memory file made from the diff is not synced: the next server removes it and makes it again when a VM needs it.
 
-mod restore;
+pub(crate) mod restore;
 
-pub(crate) use restore::Restorer;
+pub use restore::Restorer;
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -33,7 +33,7 @@ use restore::unpack_all;
 /// Maximum size of a diff relative to the memory file's space. Larger diffs are discarded.
 const SMALLER: (u64, u64) = (6, 10);
 /// Unit of memory that a manifest's checksum covers, unless it is zero.
-const BLOCK: usize = 64 << 10;
+pub(crate) const BLOCK: usize = 64 << 10;
 /// A diff that is being written, and a memory file that is being made.
 const DRAFTS: [&str; 2] = ["memory.diff.new", "memory.new"];
 /// A memory file that is being removed.
@@ -41,23 +41,23 @@ const ASIDE: &str = "memory.old";
 
 /// A diff that is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Stored {
+pub struct Stored {
     /// Disk space of the diff, in bytes.
-    pub(crate) bytes: u64,
-    pub(crate) header: Header,
+    pub bytes: u64,
+    pub header: Header,
     /// The directory of the base, which must stay as long as the diff.
-    pub(crate) base: Option<PathBuf>,
+    pub base: Option<PathBuf>,
 }
 
 /// The template whose memory is stored.
 #[derive(Debug)]
-pub(crate) struct DiffPlan {
-    pub(crate) id: String,
-    pub(crate) dir: PathBuf,
+pub struct DiffPlan {
+    pub id: String,
+    pub dir: PathBuf,
     /// The directory of the base, in the directory of images.
-    pub(crate) base: Option<PathBuf>,
+    pub base: Option<PathBuf>,
     /// Set when the pool closes.
-    pub(crate) stop: Arc<AtomicBool>,
+    pub stop: Arc<AtomicBool>,
 }
 
 impl DiffPlan {
@@ -65,7 +65,7 @@ impl DiffPlan {
     ///
     /// # Errors
     /// Returns an error if a file cannot be read or written, or the pool closes. The memory file remains unchanged.
-    pub(crate) fn run(&self) -> io::Result<Option<Stored>> {
+    pub fn run(&self) -> io::Result<Option<Stored>> {
         // On Linux, this concerns the calling thread only.
         if let Err(error) = rustix::process::setpriority_process(None, 19) {
             tracing::warn!(%error, "cannot lower the priority of storing a template's memory");
@@ -238,7 +238,7 @@ fn create(path: &Path) -> io::Result<File> {
 ///
 /// # Errors
 /// Returns a human-readable message if the diff is damaged or its base is missing. Nothing is removed then.
-pub(crate) fn find(dir: &Path, images: &Path) -> Result<Option<Stored>, String> {
+pub fn find(dir: &Path, images: &Path) -> Result<Option<Stored>, String> {
     let path = dir.join(memory_diff::NAME);
     let found = match File::open(&path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => None,
@@ -281,7 +281,7 @@ fn base_is_missing(base: &Path) -> String {
 
 /// Moves aside the memory file of a template that is stored as a diff. [`remove_aside`] then frees its space. No start
 /// may use the template in between. Returns whether there was a file.
-pub(crate) fn set_memory_aside(dir: &Path) -> io::Result<bool> {
+pub fn set_memory_aside(dir: &Path) -> io::Result<bool> {
     match fs::rename(dir.join(MEMORY), dir.join(ASIDE)) {
         Ok(()) => Ok(true),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -290,7 +290,7 @@ pub(crate) fn set_memory_aside(dir: &Path) -> io::Result<bool> {
 }
 
 /// Removes an unfinished diff.
-pub(crate) fn remove_draft(dir: &Path) {
+pub fn remove_draft(dir: &Path) {
     if let Err(error) = remove_file(&dir.join(DRAFTS[0])) {
         tracing::warn!(
             dir = %dir.display(),
@@ -300,12 +300,12 @@ pub(crate) fn remove_draft(dir: &Path) {
     }
 }
 
-pub(crate) fn remove_aside(dir: &Path) -> io::Result<()> {
+pub fn remove_aside(dir: &Path) -> io::Result<()> {
     remove_file(&dir.join(ASIDE))
 }
 
 /// Length of a template's memory file in bytes, whether it exists or must first be made.
-pub(crate) fn memory_length(dir: &Path) -> io::Result<u64> {
+pub fn memory_length(dir: &Path) -> io::Result<u64> {
     match fs::metadata(dir.join(MEMORY)) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             let mut diff = File::open(dir.join(memory_diff::NAME))?;
@@ -316,4 +316,4 @@ pub(crate) fn memory_length(dir: &Path) -> io::Result<u64> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

@@ -1,4 +1,4 @@
-//! The files of a disk template that were made elsewhere: a root image and a layer.
+//! Disk templates: a layer, and the files from which it boots. The pool links or copies both from elsewhere.
 
 use std::{
     fs::{self, File},
@@ -7,41 +7,51 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use ::template::Recipe;
 use model::{Bytes, template_file};
-use template::Recipe;
 
 use crate::{
     account::SetAside,
     durable::{allocated, copy, link_or_copy, private_dir, sync_dir, sync_files},
-    error::PoolError,
-    images::Images,
-    record::BootFiles,
-    templates::{Guest, IMAGE, Size},
+    error::LibraryError,
+    images::{BootFiles, Images},
+    info::{TemplateInfo, TemplateKind},
+    record::Size,
+    template::{IMAGE, Template, bytes_of},
 };
+
+/// Kernel and initramfs of this host's guests, for any root image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Guest {
+    pub kernel: PathBuf,
+    pub initrd: PathBuf,
+    /// The installed directory of the template that provides them. Its recipe names the empty layer.
+    pub installed: PathBuf,
+}
 
 /// The writable layer of a new disk template.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Layer {
+pub enum Layer {
     File(PathBuf),
     /// The layer that the recipe of the installed template in [`Guest::installed`] names.
     Empty,
 }
 
 #[derive(Debug)]
-pub(crate) struct DiskPlan {
+pub struct DiskPlan {
     /// The new template's id.
-    pub(crate) id: String,
+    pub id: String,
     /// Its directory, which exists.
-    pub(crate) home: PathBuf,
-    pub(crate) images: Images,
-    pub(crate) root: PathBuf,
-    pub(crate) layer: Layer,
+    pub home: PathBuf,
+    pub images: Images,
+    pub root: PathBuf,
+    pub layer: Layer,
     /// Minimum size of the layer.
-    pub(crate) disk: Bytes,
-    pub(crate) guest: Guest,
-    pub(crate) size: Size,
+    pub disk: Bytes,
+    pub guest: Guest,
+    pub size: Size,
     /// Space set aside for copies.
-    pub(crate) _room: SetAside,
+    pub _room: SetAside,
 }
 
 impl DiskPlan {
@@ -49,10 +59,10 @@ impl DiskPlan {
     ///
     /// # Errors
     /// Returns an error if a file cannot be read or written. The template's directory remains, without a record.
-    pub(crate) fn run(&self) -> Result<BootFiles, PoolError> {
+    pub fn run(&self) -> Result<BootFiles, LibraryError> {
         let root = self
             .place()
-            .map_err(|e| PoolError::of_disk("add a disk template", &e))?;
+            .map_err(|e| LibraryError::of_disk("add a disk template", &e))?;
         Ok(BootFiles {
             kernel: self.guest.kernel.clone(),
             initrd: self.guest.initrd.clone(),
@@ -88,7 +98,7 @@ impl DiskPlan {
 ///
 /// # Errors
 /// Returns a human-readable message if a file cannot be read.
-pub(crate) fn bytes_to_copy(
+pub fn bytes_to_copy(
     images: &Images,
     root: &Path,
     layer: &Layer,
@@ -120,4 +130,37 @@ fn empty_layer(installed: &Path) -> io::Result<PathBuf> {
         ))
     })?;
     Ok(recipe.layer.path)
+}
+
+/// Reads the disk template in `dir`.
+///
+/// # Errors
+/// Returns a human-readable message if its layer or its root image cannot be read.
+pub(crate) fn read(dir: &Path, id: &str, size: Size, boot: &BootFiles) -> Result<Template, String> {
+    let length = |path: &Path| {
+        let meta = fs::metadata(path).map_err(|e| format!("{}: {e}", path.display()))?;
+        Ok::<_, String>(meta.len())
+    };
+    let disk = length(&dir.join(template_file::LAYER))?;
+    length(&boot.root)?;
+    let bytes = bytes_of(dir);
+    let info = TemplateInfo {
+        id: id.to_owned(),
+        names: Vec::new(),
+        memory: size.memory,
+        vcpus: size.vcpus,
+        disk: Bytes(disk),
+        created_unix_s: 0,
+        kind: TemplateKind::Disk,
+        source: None,
+        spawned: 0,
+        warm: 0,
+        vmm: None,
+        bytes,
+    };
+    Ok(Template {
+        boot: Some(boot.clone()),
+        layer_bytes: bytes.0,
+        ..Template::new(info, dir.to_owned(), boot.root.clone())
+    })
 }

@@ -5,10 +5,10 @@ use std::{fs, io, path::PathBuf};
 use model::{MANIFEST_NAME, template_file};
 
 use crate::{
+    diff::Restorer,
     durable::{private_dir, sync_dir, sync_files},
-    error::PoolError,
-    templates::{IMAGE, Origin},
-    work::diff::Restorer,
+    error::LibraryError,
+    template::{IMAGE, Origin},
 };
 
 /// The files that every built template has, and an optional one. Other files in its directory are drafts.
@@ -21,16 +21,16 @@ const FILES: [&str; 4] = [
 const OPTIONAL: &str = template_file::WORKING_SET;
 
 #[derive(Debug)]
-pub(crate) struct CopyPlan {
+pub struct CopyPlan {
     /// The new template's id.
-    pub(crate) id: String,
+    pub id: String,
     /// Its directory, which exists.
-    pub(crate) home: PathBuf,
+    pub home: PathBuf,
     /// The directory of the files.
-    pub(crate) from: PathBuf,
-    pub(crate) origin: Origin,
+    pub from: PathBuf,
+    pub origin: Origin,
     /// Makes the memory file if the other template is stored as a diff.
-    pub(crate) restorer: Restorer,
+    pub restorer: Restorer,
 }
 
 impl CopyPlan {
@@ -40,9 +40,9 @@ impl CopyPlan {
     /// # Errors
     /// Returns an error if a file cannot be linked, or the memory cannot be made. The template's directory remains, without
     /// a record.
-    pub(crate) fn run(&self) -> Result<(), PoolError> {
+    pub fn run(&self) -> Result<(), LibraryError> {
         self.link()
-            .map_err(|e| PoolError::of_disk("copy a template", &e))
+            .map_err(|e| LibraryError::of_disk("copy a template", &e))
     }
 
     fn link(&self) -> io::Result<()> {
@@ -71,7 +71,10 @@ mod tests {
     use model::SandboxId;
 
     use super::*;
-    use crate::{templates::tests::saved, vmms::VmmId, work::diff::tests::restorer};
+    use crate::{
+        fixtures::{restorer, saved},
+        vmms::VmmId,
+    };
 
     #[test]
     fn a_copy_has_the_files_of_the_template_and_nothing_else() {

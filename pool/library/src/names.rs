@@ -2,17 +2,20 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::error::PoolError;
+use crate::error::LibraryError;
+
+/// Id and previous names of each template whose names have changed.
+pub type TakenNames = Vec<(String, Vec<String>)>;
 
 const DEFAULT_TAG: &str = ":default";
 const MAX_NAME: usize = 128;
 
 /// Strips the default tag from a name.
-pub(super) fn plain(name: &str) -> &str {
+pub(crate) fn plain(name: &str) -> &str {
     name.strip_suffix(DEFAULT_TAG).unwrap_or(name)
 }
 
-pub(super) fn check_name(name: &str) -> Result<(), PoolError> {
+pub(crate) fn check_name(name: &str) -> Result<(), LibraryError> {
     let is_word = |word: &str| {
         let mut bytes = word.bytes();
         bytes.next().is_some_and(|b| b.is_ascii_alphanumeric())
@@ -26,7 +29,7 @@ pub(super) fn check_name(name: &str) -> Result<(), PoolError> {
     if good {
         Ok(())
     } else {
-        Err(PoolError::BadName(format!(
+        Err(LibraryError::BadName(format!(
             "{:?} is not a template name: use letters, digits and ._-/ with at most one :tag, {MAX_NAME} bytes in all",
             name.chars().take(MAX_NAME).collect::<String>()
         )))
@@ -34,12 +37,12 @@ pub(super) fn check_name(name: &str) -> Result<(), PoolError> {
 }
 
 /// The id of an installed template. It is the same in every server process.
-pub(super) fn id_of_name(name: &str) -> String {
+pub(crate) fn id_of_name(name: &str) -> String {
     id_of_bytes(&Sha256::digest(format!("installed template {name}")))
 }
 
 /// 20 lower-case letters and digits.
-pub(super) fn id_of_bytes(bytes: &[u8]) -> String {
+pub(crate) fn id_of_bytes(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
     bytes
         .iter()

@@ -11,7 +11,7 @@ use crate::{images::Images, manifest::Manifest};
 
 /// Directories of templates and of the images that templates start from.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Store {
+pub struct Store {
     /// Real paths of the directories, with symbolic links resolved.
     roots: Vec<PathBuf>,
     images: Images,
@@ -19,13 +19,13 @@ pub(crate) struct Store {
 
 /// A snapshot whose files are in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Checked {
+pub struct Checked {
     /// The real directory of the snapshot, with symbolic links resolved.
-    pub(crate) dir: PathBuf,
-    pub(crate) manifest: Manifest,
+    pub dir: PathBuf,
+    pub manifest: Manifest,
     /// The directory of the base, if the snapshot is a diff.
-    pub(crate) base: Option<PathBuf>,
-    pub(crate) root: PathBuf,
+    pub base: Option<PathBuf>,
+    pub root: PathBuf,
 }
 
 impl Store {
@@ -33,10 +33,7 @@ impl Store {
     ///
     /// # Errors
     /// Returns an error if a directory does not exist.
-    pub(crate) fn new<'a>(
-        images: Images,
-        dirs: impl IntoIterator<Item = &'a Path>,
-    ) -> io::Result<Self> {
+    pub fn new<'a>(images: Images, dirs: impl IntoIterator<Item = &'a Path>) -> io::Result<Self> {
         let mut store = Self {
             roots: vec![images.dir().to_owned()],
             images,
@@ -49,7 +46,7 @@ impl Store {
     }
 
     /// Returns a copy of the store with one more directory. If `dir` does not exist, it is ignored.
-    pub(crate) fn and(&self, dir: &Path) -> Self {
+    pub fn and(&self, dir: &Path) -> Self {
         let mut roots = self.roots.clone();
         roots.extend(dir.canonicalize());
         Self {
@@ -62,7 +59,7 @@ impl Store {
     ///
     /// # Errors
     /// Returns a human-readable message if the file does not exist or is outside the store.
-    pub(crate) fn admit(&self, path: &Path) -> Result<PathBuf, String> {
+    pub fn admit(&self, path: &Path) -> Result<PathBuf, String> {
         let real = path
             .canonicalize()
             .map_err(|e| format!("{}: {e}", path.display()))?;
@@ -81,7 +78,7 @@ impl Store {
     /// # Errors
     /// Returns a human-readable message if one of these files does not exist or is outside the store, or if the
     /// directory or the manifest cannot be read.
-    pub(crate) fn check(&self, dir: &Path) -> Result<Checked, String> {
+    pub fn check(&self, dir: &Path) -> Result<Checked, String> {
         let dir = self.admit(dir)?;
         let failed = |e: io::Error| format!("{}: {e}", dir.display());
         for entry in fs::read_dir(&dir).map_err(failed)? {
@@ -104,11 +101,11 @@ impl Store {
     ///
     /// # Errors
     /// Returns the errors of [`Images::keep`].
-    pub(crate) fn keep(&self, checked: &Checked) -> io::Result<PathBuf> {
+    pub fn keep(&self, checked: &Checked) -> io::Result<PathBuf> {
         self.images.keep(&checked.dir, &checked.manifest)
     }
 
-    pub(crate) fn images(&self) -> &Images {
+    pub fn images(&self) -> &Images {
         &self.images
     }
 }

@@ -4,15 +4,15 @@ use std::{io, path::Path};
 
 use model::{MadeBy, template_file};
 
-use super::MAX_FILE;
 use crate::{
     durable::read_bounded,
+    manifest::MAX_FILE,
     vmms::{PROGRAM, VmmId, Vmms},
 };
 
 /// The VMM that made the installed template in `dir`: the one that the template names or carries, otherwise the current
 /// one. Keeps a VMM that the template carries.
-pub(super) fn maker(dir: &Path, vmms: &mut Vmms) -> Result<VmmId, String> {
+pub(crate) fn maker(dir: &Path, vmms: &mut Vmms) -> Result<VmmId, String> {
     let path = dir.join(template_file::MADE_BY);
     let failed = |why: String| format!("{}: {why}", path.display());
     let named = match read_bounded(&path, MAX_FILE) {

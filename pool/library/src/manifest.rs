@@ -10,43 +10,44 @@ use crate::durable::read_bounded;
 
 /// The latest version of this part. A change that would make older hosts misread it raises the version.
 const VERSION: u32 = 0;
-const MAX_FILE: u64 = 1 << 20;
+/// The longest manifest or record that is read, in bytes.
+pub const MAX_FILE: u64 = 1 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub(crate) struct Manifest {
+pub struct Manifest {
     /// The format of the files that only VMMs read.
-    pub(crate) format: u32,
+    pub format: u32,
     /// Guest RAM.
-    pub(crate) memory: Bytes,
-    pub(crate) vcpus: u8,
-    pub(crate) taken_at_unix_ns: u64,
+    pub memory: Bytes,
+    pub vcpus: u8,
+    pub taken_at_unix_ns: u64,
     /// Path of the root image.
-    pub(crate) root: PathBuf,
-    pub(crate) root_sum: Length,
-    pub(crate) layer_sum: Length,
+    pub root: PathBuf,
+    pub root_sum: Length,
+    pub layer_sum: Length,
     #[serde(default)]
-    pub(crate) memory_sum: Sum,
+    pub memory_sum: Sum,
     /// The base, if the snapshot is a diff.
     #[serde(default)]
-    pub(crate) base: Option<Base>,
+    pub base: Option<Base>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub(crate) struct Base {
-    pub(crate) dir: PathBuf,
-    pub(crate) manifest_sha256: String,
+pub struct Base {
+    pub dir: PathBuf,
+    pub manifest_sha256: String,
 }
 
 /// The length of a file in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-pub(crate) struct Length {
-    pub(crate) bytes: u64,
+pub struct Length {
+    pub bytes: u64,
 }
 
 /// The checksum of a sparse file: SHA-256 over each block of 64 KiB that is not zero, preceded by its number as LE u64.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-pub(crate) struct Sum {
-    pub(crate) sha256: String,
+pub struct Sum {
+    pub sha256: String,
 }
 
 /// The field that is decoded first.
@@ -62,7 +63,7 @@ impl Manifest {
     /// # Errors
     /// Returns a human-readable message if the manifest cannot be read, has a later version, or has a memory size
     /// outside the supported range.
-    pub(crate) fn read(dir: &Path) -> Result<Self, String> {
+    pub fn read(dir: &Path) -> Result<Self, String> {
         let path = dir.join(MANIFEST_NAME);
         let failed = |why: String| format!("{}: {why}", path.display());
         let bytes = read_bounded(&path, MAX_FILE).map_err(|e| failed(e.to_string()))?;
@@ -88,7 +89,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::templates::tests::image;
+    use crate::fixtures::image;
 
     #[test]
     fn a_manifest_of_another_format_with_more_fields_is_read_and_one_of_a_later_version_is_refused()

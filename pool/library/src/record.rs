@@ -8,15 +8,15 @@ use std::{
 use model::{Bytes, SandboxId};
 use serde::{Deserialize, Serialize};
 
-use super::MAX_FILE;
 use crate::{
     durable::{self, Durability, private_dir, read_bounded, replace, sync_dir},
-    record::BootFiles,
-    spec::{TemplateDefaults, TemplateKind},
+    images::BootFiles,
+    info::{TemplateDefaults, TemplateKind},
+    manifest::MAX_FILE,
     vmms::VmmId,
 };
 
-pub(super) const RECORD: &str = "template.json";
+pub(crate) const RECORD: &str = "template.json";
 /// The version that is written. Version 2 had `is_snapshot` for the kind, and neither disks nor defaults; version 1 did
 /// not name the VMM either.
 const VERSION: u32 = 3;
@@ -24,38 +24,38 @@ const VERSION: u32 = 3;
 /// The contents of `template.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Kept {
-    pub(super) version: u32,
-    pub(super) names: Vec<String>,
-    pub(super) created_unix_s: u64,
-    pub(super) kind: TemplateKind,
+pub(crate) struct Kept {
+    pub(crate) version: u32,
+    pub(crate) names: Vec<String>,
+    pub(crate) created_unix_s: u64,
+    pub(crate) kind: TemplateKind,
     /// The sandbox from which the template was made. `None` if there was no sandbox.
-    pub(super) source: Option<SandboxId>,
+    pub(crate) source: Option<SandboxId>,
     /// The directory of the template's files. `None` for the directory `image` next to this record.
-    pub(super) elsewhere: Option<PathBuf>,
+    pub(crate) elsewhere: Option<PathBuf>,
     /// The VMM that made the template. `None` if the files elsewhere name it, or the template is a disk.
-    pub(super) vmm: Option<VmmId>,
+    pub(crate) vmm: Option<VmmId>,
     /// Size of the VMs of a disk template.
-    pub(super) machine: Option<Size>,
+    pub(crate) machine: Option<Size>,
     /// The files from which sandboxes boot: all sandboxes of a disk template, and sandboxes without memory of a built
     /// template. `None` for other templates, whose kernel and initramfs lie next to their root image.
-    pub(super) boot: Option<BootFiles>,
-    pub(super) defaults: TemplateDefaults,
+    pub(crate) boot: Option<BootFiles>,
+    pub(crate) defaults: TemplateDefaults,
 }
 
 /// The size of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Size {
+pub struct Size {
     /// Guest RAM.
-    pub(crate) memory: Bytes,
-    pub(crate) vcpus: u8,
+    pub memory: Bytes,
+    pub vcpus: u8,
 }
 
 impl Size {
     /// # Errors
     /// Returns a human-readable message if no VM can have this size.
-    pub(crate) fn check(self) -> Result<(), String> {
+    pub fn check(self) -> Result<(), String> {
         let memory = model::MIN_MEMORY..=model::MAX_MEMORY;
         if !memory.contains(&self.memory) {
             return Err(format!(
@@ -96,7 +96,7 @@ struct Header {
 
 impl Kept {
     /// A record with the fields that every template has.
-    pub(super) fn new(kind: TemplateKind, names: Vec<String>, created_unix_s: u64) -> Self {
+    pub(crate) fn new(kind: TemplateKind, names: Vec<String>, created_unix_s: u64) -> Self {
         Self {
             version: VERSION,
             names,
@@ -115,7 +115,7 @@ impl Kept {
     ///
     /// # Errors
     /// Returns [`io::ErrorKind::NotFound`] if there is no record, and another error if it cannot be read.
-    pub(super) fn read(home: &Path) -> io::Result<Self> {
+    pub(crate) fn read(home: &Path) -> io::Result<Self> {
         let bytes = read_bounded(&home.join(RECORD), MAX_FILE)?;
         let Header { version } = serde_json::from_slice(&bytes)?;
         match version {
@@ -146,21 +146,21 @@ impl From<Former> for Kept {
 
 /// The directory of a template in the state directory, and the record that belongs there.
 #[derive(Clone, Debug)]
-pub(crate) struct TemplateRecord {
-    pub(super) home: PathBuf,
-    pub(super) kept: Kept,
+pub struct TemplateRecord {
+    pub(crate) home: PathBuf,
+    pub(crate) kept: Kept,
 }
 
 impl TemplateRecord {
     /// Writes the record, so that it survives a crash of the host.
-    pub(crate) fn write(&self) -> io::Result<()> {
+    pub fn write(&self) -> io::Result<()> {
         private_dir(&self.home)?;
         write_kept(&self.home, &self.kept)?;
         sync_dir(self.home.parent().unwrap_or(&self.home))
     }
 
     /// Removes the record first, so that a crash of the host leaves either the complete template or none.
-    pub(crate) fn remove(&self) -> io::Result<()> {
+    pub fn remove(&self) -> io::Result<()> {
         let record = self.home.join(RECORD);
         if record.exists() {
             durable::remove_file(&record)?;
@@ -172,7 +172,7 @@ impl TemplateRecord {
 
 /// Records the VMM of a template that an older release made, so that the template stays usable after the next upgrade.
 /// Failures are only logged, because the next server tries again.
-pub(super) fn name_vmm(home: &Path, kept: &Kept) {
+pub(crate) fn name_vmm(home: &Path, kept: &Kept) {
     if let Err(error) = write_kept(home, kept) {
         tracing::warn!(dir = %home.display(), %error, "cannot record the VMM of a template");
     }

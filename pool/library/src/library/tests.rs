@@ -1,48 +1,10 @@
+use model::{SandboxId, template_file};
+
 use super::*;
-
-/// A directory that looks like a template.
-pub(crate) fn image(at: &Path, base: Option<&Path>) {
-    fs::create_dir_all(at).unwrap();
-    fs::write(at.join("root"), "").unwrap();
-    let sum = |bytes| serde_json::json!({"bytes": bytes, "sha256": "0".repeat(64)});
-    let mut json = serde_json::json!({
-        "format": TEMPLATE_FORMAT, "platform": "ring3", "memory": "256MiB", "vcpus": 1,
-        "hypercalls": null, "taken_at_unix_ns": 7_000_000_000_u64, "root": at.join("root"),
-        "root_sum": sum(1), "kernel_sum": sum(1), "memory_sum": sum(1),
-        "state_sum": sum(1), "layer_sum": sum(4096),
-    });
-    if let Some(base) = base {
-        json["base"] = serde_json::json!({
-            "dir": base, "manifest_sha256": "0".repeat(64), "extents_sum": sum(1),
-        });
-    }
-    fs::write(at.join(MANIFEST_NAME), json.to_string()).unwrap();
-}
-
-/// The origin of a snapshot of this sandbox.
-pub(crate) fn saved(source: SandboxId, vmm: VmmId) -> Origin {
-    let saved = Saved {
-        source,
-        vmm,
-        boot: None,
-        defaults: TemplateDefaults::default(),
-    };
-    Origin::Saved(TemplateKind::Snapshot, saved)
-}
-
-/// The VMM of the tests, which made every template.
-pub(crate) fn vmms(state: &Path) -> Vmms {
-    let program = state.with_extension("vmm");
-    fs::write(&program, "a VMM").unwrap();
-    Vmms::open(state.with_extension("vmms"), &program).unwrap()
-}
-
-pub(crate) fn opened(state: &Path, installed: &Path) -> Templates {
-    fs::create_dir_all(state).unwrap();
-    let images = Images::open(&state.with_extension("images")).unwrap();
-    let store = Store::new(images, [state, installed]).unwrap();
-    Templates::open(state.to_owned(), Some(installed), store, &mut vmms(state)).unwrap()
-}
+use crate::{
+    fixtures::{image, keep, opened, saved},
+    memory_diff,
+};
 
 #[test]
 fn a_template_that_names_a_file_outside_the_store_is_ignored() {
@@ -85,14 +47,7 @@ fn a_template_that_names_a_file_outside_the_store_is_ignored() {
     // Allowed once a caller has added the directory.
     let (id, _) = templates.draft().unwrap();
     let elsewhere = Origin::Elsewhere(other.clone());
-    keep(
-        &mut templates,
-        &mut vmms(&state),
-        &id,
-        vec!["other".into()],
-        elsewhere,
-        1,
-    );
+    keep(&mut templates, &id, vec!["other".into()], elsewhere, 1);
     assert!(templates.check_snapshot(&pause).is_ok());
 }
 
@@ -116,9 +71,8 @@ fn installed_and_added_templates_are_found_by_every_name() {
     let (id, dir) = templates.draft().unwrap();
     image(&dir.join("image"), None);
     let source = SandboxId::from_random([7; 19]);
-    let mut vmms = vmms(&state);
-    let origin = saved(source.clone(), vmms.current().clone());
-    keep(&mut templates, &mut vmms, &id, names.clone(), origin, 9);
+    let origin = saved(source.clone(), templates.vmms().current().clone());
+    keep(&mut templates, &id, names.clone(), origin, 9);
     // An unfinished template is removed at the next start.
     let (half, _) = templates.draft().unwrap();
     let templates = open();
@@ -129,24 +83,6 @@ fn installed_and_added_templates_are_found_by_every_name() {
     assert_eq!(templates.find("mine:default").unwrap().info.id, id);
 }
 
-/// Adds a template and writes its records, as the pool does.
-pub(crate) fn keep(
-    templates: &mut Templates,
-    vmms: &mut Vmms,
-    id: &str,
-    names: Vec<String>,
-    origin: Origin,
-    created_unix_s: u64,
-) {
-    let new = templates
-        .keep(id, names, origin, created_unix_s, vmms)
-        .unwrap();
-    new.records
-        .iter()
-        .try_for_each(TemplateRecord::write)
-        .unwrap();
-}
-
 #[test]
 fn names_of_a_template_that_is_not_written_stay_with_their_owner() {
     let root = tempfile::tempdir().unwrap();
@@ -154,9 +90,8 @@ fn names_of_a_template_that_is_not_written_stay_with_their_owner() {
     fs::create_dir_all(&installed).unwrap();
     fs::create_dir_all(&state).unwrap();
     let mut templates = opened(&state, &installed);
-    let mut vmms = vmms(&state);
-    let vmm = vmms.current().clone();
-    let drafted = |templates: &Templates| {
+    let vmm = templates.vmms().current().clone();
+    let drafted = |templates: &Library| {
         let (id, dir) = templates.draft().unwrap();
         image(&dir.join("image"), None);
         let source = SandboxId::from_random([7; 19]);
@@ -164,20 +99,16 @@ fn names_of_a_template_that_is_not_written_stay_with_their_owner() {
     };
     let names = || vec!["mine".to_owned(), "mine:v2".to_owned()];
     let (first, origin) = drafted(&templates);
-    keep(&mut templates, &mut vmms, &first, names(), origin, 1);
+    keep(&mut templates, &first, names(), origin, 1);
     let (second, origin) = drafted(&templates);
-    let new = templates
-        .keep(&second, names(), origin, 2, &mut vmms)
-        .unwrap();
+    let new = templates.keep(&second, names(), origin, 2).unwrap();
     assert_eq!(templates.find("mine").unwrap().info.id, second);
     templates.unpublish(&second, new.taken);
     assert_eq!(templates.find("mine").unwrap().info.id, first);
 
     // A crash of the host may leave the record of the new template and the old record of the other one.
     let (third, origin) = drafted(&templates);
-    let new = templates
-        .keep(&third, names(), origin, 2, &mut vmms)
-        .unwrap();
+    let new = templates.keep(&third, names(), origin, 2).unwrap();
     new.records[0].write().unwrap();
     for _ in 0..2 {
         let templates = opened(&state, &installed);
@@ -193,13 +124,12 @@ fn a_name_moves_and_malformed_names_are_refused() {
     image(&installed.join("base"), None);
     fs::create_dir_all(&state).unwrap();
     let mut templates = opened(&state, &installed);
-    let mut vmms = vmms(&state);
-    let mut add = |templates: &mut Templates| {
+    let add = |templates: &mut Library| {
         let (id, dir) = templates.draft().unwrap();
         image(&dir.join("image"), None);
         let source = SandboxId::from_random([7; 19]);
-        let origin = saved(source, vmms.current().clone());
-        keep(templates, &mut vmms, &id, vec!["mine".into()], origin, 1);
+        let origin = saved(source, templates.vmms().current().clone());
+        keep(templates, &id, vec!["mine".into()], origin, 1);
         id
     };
     let first = add(&mut templates);
@@ -236,13 +166,12 @@ fn a_template_stored_as_a_diff_needs_its_base_and_is_not_used_without_it() {
     let (installed, state) = (root.path().join("i"), root.path().join("s"));
     fs::create_dir_all(&installed).unwrap();
     let mut templates = opened(&state, &installed);
-    let mut vmms = vmms(&state);
     let (id, dir) = templates.draft().unwrap();
     let files = dir.join(IMAGE);
     image(&files, None);
     let source = SandboxId::from_random([7; 19]);
-    let origin = saved(source, vmms.current().clone());
-    keep(&mut templates, &mut vmms, &id, vec![], origin, 1);
+    let origin = saved(source, templates.vmms().current().clone());
+    keep(&mut templates, &id, vec![], origin, 1);
     let new = &templates.get(&id).unwrap().storage;
     assert!(matches!(new, Storage::New { .. }));
 

@@ -21,12 +21,12 @@ use crate::{
 
 /// Makes the memory files of templates that are stored as diffs.
 #[derive(Clone, Debug)]
-pub(crate) struct Restorer {
+pub struct Restorer {
     /// The directory of images, which contains the bases.
-    pub(crate) images: PathBuf,
+    pub images: PathBuf,
     /// The memory file is charged to this account while it is written.
-    pub(crate) account: Account,
-    pub(crate) allowance: Allowance,
+    pub account: Account,
+    pub allowance: Allowance,
 }
 
 impl Restorer {
@@ -36,7 +36,7 @@ impl Restorer {
     /// # Errors
     /// Returns an error if there is no room, a file cannot be read or written, or the memory's checksum differs from
     /// the manifest. No memory file is left then.
-    pub(crate) fn restore(&self, dir: &Path) -> io::Result<()> {
+    pub fn restore(&self, dir: &Path) -> io::Result<()> {
         let path = dir.join(memory_diff::NAME);
         let mut diff = match File::open(&path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -104,7 +104,7 @@ impl Restorer {
 }
 
 /// Writes the blocks that are not zero. The others remain holes.
-pub(super) fn write_blocks(to: &File, at: u64, memory: &[u8]) -> io::Result<()> {
+pub(crate) fn write_blocks(to: &File, at: u64, memory: &[u8]) -> io::Result<()> {
     let blocks = memory.chunks(BLOCK).zip((at..).step_by(BLOCK));
     let mut data = blocks.filter(|(block, _)| !is_zero(block));
     data.try_for_each(|(block, at)| to.write_all_at(block, at))
@@ -113,7 +113,7 @@ pub(super) fn write_blocks(to: &File, at: u64, memory: &[u8]) -> io::Result<()> 
 /// Reconstructs the memory from the chunks of a diff, which is open after its header. Calls `act` with the offset and
 /// the bytes of each chunk. Returns the checksum of this memory as manifests have it: SHA-256 over each block of 64 KiB
 /// that is not zero, preceded by its number.
-pub(super) fn unpack_all(
+pub(crate) fn unpack_all(
     diff: &File,
     header: &Header,
     base: Option<&File>,

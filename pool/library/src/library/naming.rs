@@ -2,38 +2,39 @@
 
 use std::collections::BTreeSet;
 
-use super::{TemplateRecord, Templates, names::plain};
-use crate::error::PoolError;
-
-/// Id and previous names of each template whose names have changed.
-pub(crate) type TakenNames = Vec<(String, Vec<String>)>;
+use super::Library;
+use crate::{
+    error::LibraryError,
+    names::{TakenNames, plain},
+    record::TemplateRecord,
+};
 
 /// A change of names that must be written to disk.
 #[derive(Debug)]
-pub(crate) struct Renamed {
+pub struct Renamed {
     /// The record of the template that gets names, then the records of the templates that lose them. In this order a
-    /// crash leaves each name with at least one template, and [`Templates::open`] gives it to one.
-    pub(crate) records: Vec<TemplateRecord>,
-    pub(crate) former: TakenNames,
+    /// crash leaves each name with at least one template, and [`Library::open`] gives it to one.
+    pub records: Vec<TemplateRecord>,
+    pub former: TakenNames,
 }
 
-impl Templates {
-    /// Adds names to a template. The caller must write the records, and undo the change with [`Templates::undo_names`]
+impl Library {
+    /// Adds names to a template. The caller must write the records, and undo the change with [`Library::undo_names`]
     /// if that fails.
     ///
     /// # Errors
-    /// Returns [`PoolError::NoTemplate`], the errors of [`Templates::check_names`], and [`PoolError::BadName`] for an
+    /// Returns [`LibraryError::NoTemplate`], the errors of [`Library::check_names`], and [`LibraryError::BadName`] for an
     /// installed template, whose only name is that of its directory.
-    pub(crate) fn give_names(
+    pub fn give_names(
         &mut self,
         reference: &str,
         names: &[String],
-    ) -> Result<Renamed, PoolError> {
+    ) -> Result<Renamed, LibraryError> {
         self.check_names(names)?;
         let template = self.find(reference);
-        let template = template.ok_or_else(|| PoolError::NoTemplate(reference.to_owned()))?;
+        let template = template.ok_or_else(|| LibraryError::NoTemplate(reference.to_owned()))?;
         if template.kept.is_none() {
-            return Err(PoolError::BadName(format!(
+            return Err(LibraryError::BadName(format!(
                 "the template {reference:?} is installed: its only name is the name of its directory"
             )));
         }
@@ -51,19 +52,19 @@ impl Templates {
     }
 
     /// Removes names from the templates that have them. The caller must write the records, and undo the change with
-    /// [`Templates::undo_names`] if that fails.
+    /// [`Library::undo_names`] if that fails.
     ///
     /// # Errors
-    /// Returns [`PoolError::NoTemplate`] with the first name that no template has, and [`PoolError::BadName`] for the
+    /// Returns [`LibraryError::NoTemplate`] with the first name that no template has, and [`LibraryError::BadName`] for the
     /// name of an installed template.
-    pub(crate) fn take_names(&mut self, names: &[String]) -> Result<Renamed, PoolError> {
+    pub fn take_names(&mut self, names: &[String]) -> Result<Renamed, LibraryError> {
         for name in names {
             let mut all = self.iter();
             let has = |owned: &String| plain(owned) == plain(name);
             let owner = all.find(|t| t.info.names.iter().any(has));
-            let owner = owner.ok_or_else(|| PoolError::NoTemplate(name.clone()))?;
+            let owner = owner.ok_or_else(|| LibraryError::NoTemplate(name.clone()))?;
             if owner.kept.is_none() {
-                return Err(PoolError::BadName(format!(
+                return Err(LibraryError::BadName(format!(
                     "{name:?} is the name of an installed template"
                 )));
             }
@@ -74,7 +75,7 @@ impl Templates {
 
     /// Undoes a change of names that could not be written. Names that another template has received since then stay
     /// there.
-    pub(crate) fn undo_names(&mut self, former: TakenNames) {
+    pub fn undo_names(&mut self, former: TakenNames) {
         for (id, names) in former {
             let free: Vec<_> = names
                 .into_iter()
@@ -87,14 +88,14 @@ impl Templates {
     }
 
     /// Undoes an addition that could not be written: removes the template and returns the names.
-    pub(crate) fn unpublish(&mut self, id: &str, taken: TakenNames) {
+    pub fn unpublish(&mut self, id: &str, taken: TakenNames) {
         self.by_id.remove(id);
         self.undo_names(taken);
     }
 
     /// Removes names from every template but this one. Returns the new records of the templates that lose names, and
     /// their previous names.
-    pub(super) fn take_names_from_others(
+    pub(crate) fn take_names_from_others(
         &mut self,
         id: &str,
         names: &[String],

@@ -10,8 +10,6 @@
 //! What must never happen: a kept VMM is incomplete (it is written to a temporary directory, synced, and renamed),
 //! differs from its name (it is hashed before this server first starts it), or is removed while something names it.
 
-pub(crate) mod unnamed;
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -29,7 +27,7 @@ use sha2::{Digest, Sha256};
 use crate::durable::{DRAFT, name_content, private_dir, read_bounded};
 
 /// File name of a kept VMM, and of the VMM that a template carries.
-pub(crate) const PROGRAM: &str = "cube-vmm";
+pub const PROGRAM: &str = "cube-vmm";
 /// Maximum size of a program, in bytes.
 const MAX_PROGRAM: u64 = 512 << 20;
 
@@ -83,8 +81,8 @@ impl fmt::Display for VmmId {
 
 /// A kept VMM. Its program may be removed when nothing names the VMM any longer.
 #[derive(Clone, Debug)]
-pub(crate) struct Vmm {
-    pub(crate) id: VmmId,
+pub struct Vmm {
+    pub id: VmmId,
     path: PathBuf,
     is_checked: Arc<OnceLock<()>>,
     /// Whether it is the current VMM, which came with this server.
@@ -93,12 +91,12 @@ pub(crate) struct Vmm {
 
 impl Vmm {
     /// Whether the program can join cgroups itself. Older releases may not do so.
-    pub(crate) fn joins_groups(&self) -> bool {
+    pub fn joins_groups(&self) -> bool {
         self.is_current
     }
 
     /// The program, whose content may not have been verified yet.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
@@ -107,7 +105,7 @@ impl Vmm {
     ///
     /// # Errors
     /// Returns an error if the program cannot be read or its content differs.
-    pub(crate) fn program(&self) -> io::Result<&Path> {
+    pub fn program(&self) -> io::Result<&Path> {
         if self.is_checked.get().is_none() {
             let found = VmmId::of(&read_bounded(&self.path, MAX_PROGRAM)?);
             if found != self.id {
@@ -124,7 +122,7 @@ impl Vmm {
 }
 
 #[derive(Debug)]
-pub(crate) struct Vmms {
+pub struct Vmms {
     /// `<state>/vmms`.
     dir: PathBuf,
     current: VmmId,
@@ -137,7 +135,7 @@ impl Vmms {
     ///
     /// # Errors
     /// Returns an error if `configured` cannot be read or kept, or the directory cannot be read.
-    pub(crate) fn open(dir: PathBuf, configured: &Path) -> io::Result<Self> {
+    pub fn open(dir: PathBuf, configured: &Path) -> io::Result<Self> {
         private_dir(&dir)?;
         let mut kept = BTreeMap::new();
         for entry in fs::read_dir(&dir)? {
@@ -175,7 +173,7 @@ impl Vmms {
     ///
     /// # Errors
     /// Returns an error if the program cannot be read or is too large, or the copy cannot be written.
-    pub(crate) fn keep(&mut self, program: &Path) -> io::Result<VmmId> {
+    pub fn keep(&mut self, program: &Path) -> io::Result<VmmId> {
         let id = copy(program, &self.dir)?;
         if !self.kept.contains_key(&id) {
             self.kept.insert(id.clone(), vmm(&self.dir, id.clone()));
@@ -184,12 +182,12 @@ impl Vmms {
     }
 
     /// The directory of all VMMs.
-    pub(crate) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// The VMM for all new VMs.
-    pub(crate) fn current(&self) -> &VmmId {
+    pub fn current(&self) -> &VmmId {
         &self.current
     }
 
@@ -197,7 +195,7 @@ impl Vmms {
     ///
     /// # Errors
     /// Returns a human-readable message if the VMM is not kept.
-    pub(crate) fn get(&mut self, id: &VmmId) -> Result<Vmm, String> {
+    pub fn get(&mut self, id: &VmmId) -> Result<Vmm, String> {
         if let Some(vmm) = self.kept.get(id) {
             return Ok(self.marked(vmm));
         }
@@ -220,13 +218,13 @@ impl Vmms {
     }
 
     /// Whether VMMs other than the current one are kept.
-    pub(crate) fn has_former(&self) -> bool {
+    pub fn has_former(&self) -> bool {
         self.kept.len() > 1
     }
 
     /// Removes the VMMs from the table that are neither the current one nor in `used`, and returns their directories,
     /// which the caller must delete.
-    pub(crate) fn take_unused(&mut self, used: &BTreeSet<VmmId>) -> Vec<PathBuf> {
+    pub fn take_unused(&mut self, used: &BTreeSet<VmmId>) -> Vec<PathBuf> {
         let (dir, current) = (&self.dir, &self.current);
         let is_used = |id: &VmmId| id == current || used.contains(id);
         let unused = self.kept.keys().filter(|id| !is_used(id));
@@ -241,7 +239,7 @@ impl Vmms {
 ///
 /// # Errors
 /// Returns an error if the program cannot be read or is too large, or the copy cannot be written.
-pub(crate) fn copy(program: &Path, dir: &Path) -> io::Result<VmmId> {
+pub fn copy(program: &Path, dir: &Path) -> io::Result<VmmId> {
     let named = |e: io::Error| {
         let why = format!("cannot keep a copy of {}: {e}", program.display());
         io::Error::new(e.kind(), why)

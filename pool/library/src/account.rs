@@ -14,7 +14,7 @@ use crate::host;
 
 /// A handle. Clones share the account.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Account(Arc<Totals>);
+pub struct Account(Arc<Totals>);
 
 #[derive(Debug, Default)]
 struct Totals {
@@ -26,7 +26,7 @@ struct Totals {
 
 /// The space that a job may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Allowance {
+pub enum Allowance {
     /// Free space beyond this reserve in bytes, and beyond what is set aside and promised.
     Beyond(u64),
     /// All free space: resumes are never refused for the sake of others.
@@ -35,18 +35,18 @@ pub(crate) enum Allowance {
 
 /// Space that is set aside until this value is dropped.
 #[derive(Debug)]
-pub(crate) struct SetAside {
+pub struct SetAside {
     account: Account,
     bytes: u64,
 }
 
 impl Account {
     /// Bytes that are set aside.
-    pub(crate) fn aside(&self) -> u64 {
+    pub fn aside(&self) -> u64 {
         self.0.aside.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn publish(&self, promised: u64) {
+    pub fn publish(&self, promised: u64) {
         self.0.promised.store(promised, Ordering::SeqCst);
     }
 
@@ -55,11 +55,7 @@ impl Account {
     ///
     /// # Errors
     /// Returns the error of `check`.
-    pub(crate) fn take<E>(
-        &self,
-        bytes: u64,
-        check: impl Fn(u64) -> Result<(), E>,
-    ) -> Result<SetAside, E> {
+    pub fn take<E>(&self, bytes: u64, check: impl Fn(u64) -> Result<(), E>) -> Result<SetAside, E> {
         let aside = &self.0.aside;
         let mut before = self.aside();
         loop {

@@ -2,13 +2,15 @@
 
 use std::{collections::HashMap, fs, os::unix::fs::MetadataExt, path::PathBuf};
 
-use model::{SandboxId, TEMPLATE_FORMAT};
-
-use super::{VmmId, Vmms};
-use crate::{
-    driver::entry::Entry,
+use library::{
     durable::Durability,
     manifest::Manifest,
+    vmms::{VmmId, Vmms},
+};
+use model::{SandboxId, TEMPLATE_FORMAT};
+
+use crate::{
+    driver::entry::Entry,
     record::Record,
     spec::{PauseMode, SandboxState},
 };

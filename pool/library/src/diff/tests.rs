@@ -1,32 +1,16 @@
 use std::thread;
 
-use model::{MANIFEST_NAME, SandboxId};
-use sha2::{Digest, Sha256};
+use model::SandboxId;
 
-use super::{restore::write_blocks, *};
+use super::*;
 use crate::{
-    account::{Account, Allowance},
+    account::Allowance,
+    copy::CopyPlan,
     error::is_full,
-    memory_diff::is_zero,
-    templates::{
-        IMAGE,
-        tests::{image, saved},
-    },
+    fixtures::{image, memory, plan, remove_memory, restorer, saved, with_memory},
+    template::IMAGE,
     vmms::VmmId,
-    work::copy::CopyPlan,
 };
-
-/// Memory of slightly more than two chunks, with a hole, unique pages, and pages that the base has elsewhere.
-pub(crate) fn memory(seed: u8, shift: usize) -> Vec<u8> {
-    let mut bytes = vec![0; 2 * CHUNK + 3 * memory_diff::PAGE];
-    let last = bytes.len() / memory_diff::PAGE - 1;
-    for page in (0..700).chain([last - shift]) {
-        let at = (page + shift) * memory_diff::PAGE;
-        bytes[at..at + 8].copy_from_slice(&(page as u64 + 1).to_le_bytes());
-    }
-    bytes[CHUNK + 9] = seed;
-    bytes
-}
 
 /// A template with this memory, in a directory named by its manifest's checksum.
 fn template(images: &Path, name: &str, memory: &[u8]) -> PathBuf {
@@ -36,47 +20,6 @@ fn template(images: &Path, name: &str, memory: &[u8]) -> PathBuf {
     let place = images.join(sum_of_manifest(&dir).unwrap());
     fs::rename(dir, &place).unwrap();
     place
-}
-
-/// Writes this memory into a template, and its checksum into the manifest.
-pub(crate) fn with_memory(dir: &Path, memory: &[u8]) {
-    let mut hash = Sha256::new();
-    for (number, block) in memory.chunks(BLOCK).enumerate() {
-        if !is_zero(block) {
-            hash.update((number as u64).to_le_bytes());
-            hash.update(block);
-        }
-    }
-    let path = dir.join(MANIFEST_NAME);
-    let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    json["memory_sum"]["sha256"] = model::hex(&hash.finalize()).into();
-    fs::write(&path, json.to_string()).unwrap();
-    let file = File::create(dir.join(MEMORY)).unwrap();
-    file.set_len(memory.len() as u64).unwrap();
-    write_blocks(&file, 0, memory).unwrap();
-}
-
-pub(crate) fn plan(dir: &Path, base: Option<&Path>) -> DiffPlan {
-    DiffPlan {
-        id: "one".to_owned(),
-        dir: dir.to_owned(),
-        base: base.map(Path::to_owned),
-        stop: Arc::default(),
-    }
-}
-
-pub(crate) fn restorer(images: &Path) -> Restorer {
-    Restorer {
-        images: images.to_owned(),
-        account: Account::default(),
-        allowance: Allowance::Beyond(0),
-    }
-}
-
-pub(crate) fn remove_memory(dir: &Path) {
-    assert!(set_memory_aside(dir).unwrap());
-    remove_aside(dir).unwrap();
-    assert!(!set_memory_aside(dir).unwrap());
 }
 
 #[test]

@@ -21,6 +21,7 @@ use std::{
 };
 
 use model::{MANIFEST_NAME, is_sha256, template_file};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::{
@@ -29,18 +30,16 @@ use crate::{
         sync_files,
     },
     host,
-    manifest::{Base, Manifest},
-    record::BootFiles,
+    manifest::{Base, MAX_FILE, Manifest},
 };
 
-pub(crate) const ROOT: &str = "root";
+pub const ROOT: &str = "root";
 const KERNEL: &str = "vmlinux";
 const INITRD: &str = "initramfs.cpio";
 /// The files from which a template boots, its root image first.
-pub(crate) const GUEST: [&str; 3] = [ROOT, KERNEL, INITRD];
-const MAX_MANIFEST: u64 = 1 << 20;
+pub const GUEST: [&str; 3] = [ROOT, KERNEL, INITRD];
 /// The files of a template that clones need. Warm-up requests are read from the installed directory instead.
-pub(crate) const FILES: [&str; 5] = [
+pub const FILES: [&str; 5] = [
     MANIFEST_NAME,
     template_file::STATE,
     template_file::MEMORY,
@@ -48,16 +47,37 @@ pub(crate) const FILES: [&str; 5] = [
     template_file::WORKING_SET,
 ];
 
+/// The files from which a sandbox boots when its memory was not kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BootFiles {
+    pub kernel: PathBuf,
+    pub initrd: PathBuf,
+    pub root: PathBuf,
+}
+
+impl BootFiles {
+    #[must_use]
+    pub fn exist(&self) -> bool {
+        self.paths().iter().all(|file| file.is_file())
+    }
+
+    #[must_use]
+    pub fn paths(&self) -> [PathBuf; 3] {
+        [self.kernel.clone(), self.initrd.clone(), self.root.clone()]
+    }
+}
+
 /// The directory `<state>/images`.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Images(PathBuf);
+pub struct Images(PathBuf);
 
 impl Images {
     /// Creates the directory, and removes directories that a killed server did not complete.
     ///
     /// # Errors
     /// Returns an error if the directory cannot be created or read.
-    pub(crate) fn open(dir: &Path) -> io::Result<Self> {
+    pub fn open(dir: &Path) -> io::Result<Self> {
         private_dir(dir)?;
         for entry in fs::read_dir(dir)? {
             let entry = entry?;
@@ -68,7 +88,7 @@ impl Images {
         Ok(Self(dir.canonicalize()?))
     }
 
-    pub(crate) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         &self.0
     }
 
@@ -78,7 +98,7 @@ impl Images {
     /// # Errors
     /// Returns [`io::ErrorKind::CrossesDevices`] if `dir` is on another file system, and an error if a file is missing,
     /// or the length of the root image differs from the manifest.
-    pub(crate) fn keep(&self, dir: &Path, manifest: &Manifest) -> io::Result<PathBuf> {
+    pub fn keep(&self, dir: &Path, manifest: &Manifest) -> io::Result<PathBuf> {
         let sum = sum_of_manifest(dir)?;
         let place = self.0.join(&sum);
         if place.is_dir() {
@@ -128,7 +148,7 @@ impl Images {
     ///
     /// # Errors
     /// Returns an error if the leftovers of a previous rebuild cannot be removed, or the directory cannot be created.
-    pub(crate) fn begin_rebuild(&self) -> io::Result<PathBuf> {
+    pub fn begin_rebuild(&self) -> io::Result<PathBuf> {
         let draft = self.0.join(format!("{DRAFT}rebuild"));
         remove_dir(&draft)?;
         DirBuilder::new().mode(0o700).create(&draft)?;
@@ -139,7 +159,7 @@ impl Images {
     ///
     /// # Errors
     /// Returns an error if the template cannot be synced or moved.
-    pub(crate) fn publish(&self, template: &Path) -> io::Result<PathBuf> {
+    pub fn publish(&self, template: &Path) -> io::Result<PathBuf> {
         let sum = sum_of_manifest(template)?;
         self.place(template, &sum)
     }
@@ -149,7 +169,7 @@ impl Images {
     ///
     /// # Errors
     /// Returns an error if they cannot be synced, moved or removed.
-    pub(crate) fn place(&self, files: &Path, name: &str) -> io::Result<PathBuf> {
+    pub fn place(&self, files: &Path, name: &str) -> io::Result<PathBuf> {
         sync_files(files)?;
         let place = self.0.join(name);
         name_content(files, &place)?;
@@ -157,7 +177,7 @@ impl Images {
     }
 
     /// The directories of all complete templates.
-    pub(crate) fn all(&self) -> Vec<PathBuf> {
+    pub fn all(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
         entries
             .filter(|entry| !entry.file_name().to_string_lossy().starts_with(DRAFT))
@@ -166,19 +186,19 @@ impl Images {
     }
 
     /// The root images. Each has its own directory.
-    pub(crate) fn roots(&self) -> Vec<PathBuf> {
+    pub fn roots(&self) -> Vec<PathBuf> {
         let roots = self.all().into_iter().map(|dir| dir.join(ROOT));
         roots.filter(|root| root.is_file()).collect()
     }
 
     /// Whether `dir` is one of the directories of images.
-    pub(crate) fn has(&self, dir: &Path) -> bool {
+    pub fn has(&self, dir: &Path) -> bool {
         dir.parent() == Some(self.0.as_path())
     }
 
     /// The directory of a diff's base: the directory that the diff names, or the links to the same template if the diff
     /// was made before the pool had linked it.
-    pub(crate) fn base(&self, named: &Base) -> PathBuf {
+    pub fn base(&self, named: &Base) -> PathBuf {
         let linked = self.0.join(&named.manifest_sha256);
         if !self.has(&named.dir) && is_sha256(&named.manifest_sha256) && linked.is_dir() {
             linked
@@ -189,7 +209,7 @@ impl Images {
 
     /// The root image of the template in `whole`, or of a diff whose base is in `whole`: the link in `whole` if it
     /// exists, otherwise the file that the manifest names.
-    pub(crate) fn root(&self, whole: &Path, manifest: &Manifest) -> PathBuf {
+    pub fn root(&self, whole: &Path, manifest: &Manifest) -> PathBuf {
         if self.has(whole) {
             whole.join(ROOT)
         } else {
@@ -198,7 +218,7 @@ impl Images {
     }
 
     /// The files with which a VM boots from this root image. Kernel and initramfs are expected in the same directory.
-    pub(crate) fn boot_files(root: &Path) -> Option<BootFiles> {
+    pub fn boot_files(root: &Path) -> Option<BootFiles> {
         let guest = root.parent()?;
         Some(BootFiles {
             kernel: guest.join(KERNEL),
@@ -208,7 +228,7 @@ impl Images {
     }
 
     /// The directories that contain none of the paths in `used`.
-    pub(crate) fn unused(&self, used: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
+    pub fn unused(&self, used: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
         let all = self.all().into_iter();
         all.filter(|dir| !used.iter().any(|path| path.starts_with(dir)))
             .collect()
@@ -216,8 +236,8 @@ impl Images {
 }
 
 /// SHA-256 of the manifest of the template in `dir`, which identifies the template.
-pub(crate) fn sum_of_manifest(dir: &Path) -> io::Result<String> {
-    let bytes = read_bounded(&dir.join(MANIFEST_NAME), MAX_MANIFEST)?;
+pub fn sum_of_manifest(dir: &Path) -> io::Result<String> {
+    let bytes = read_bounded(&dir.join(MANIFEST_NAME), MAX_FILE)?;
     Ok(model::hex(&Sha256::digest(&bytes)))
 }
 
@@ -255,7 +275,7 @@ fn link_guest(root: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// The links in `dir` to the root image, the kernel and the initramfs of a template.
-pub(crate) fn guest_links(dir: &Path) -> [PathBuf; 3] {
+pub fn guest_links(dir: &Path) -> [PathBuf; 3] {
     GUEST.map(|name| dir.join(name))
 }
 
@@ -263,7 +283,7 @@ pub(crate) fn guest_links(dir: &Path) -> [PathBuf; 3] {
 ///
 /// # Errors
 /// Returns an error that names `from`.
-pub(crate) fn link(from: &Path, to: &Path) -> io::Result<()> {
+pub fn link(from: &Path, to: &Path) -> io::Result<()> {
     let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", from.display()));
     fs::hard_link(from.canonicalize().map_err(named)?, to).map_err(named)
 }
@@ -271,7 +291,7 @@ pub(crate) fn link(from: &Path, to: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::templates::tests::image;
+    use crate::fixtures::image;
 
     #[test]
     fn a_template_that_is_replaced_in_place_stays_as_it_was() {

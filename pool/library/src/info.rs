@@ -1,4 +1,4 @@
-//! Types of the pool's interface that describe templates.
+//! What callers learn of a template.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -13,11 +13,11 @@ use crate::vmms::VmmId;
 pub enum TemplateKind {
     /// Files that were made elsewhere, with memory. Sandboxes are clones of it.
     Installed,
-    /// The state of a sandbox that [`crate::Pool::snapshot`] kept. Sandboxes are clones of it.
+    /// The state of a sandbox that a client kept. Sandboxes are clones of it.
     Snapshot,
     /// A root image and a writable layer, without memory. Each sandbox boots from it.
     Disk,
-    /// The state of a sandbox that [`crate::Pool::publish`] kept. Sandboxes are clones of it, with its
+    /// The state of a sandbox in which a template was built. Sandboxes are clones of it, with its
     /// [`TemplateDefaults`].
     Built,
 }
@@ -134,26 +134,9 @@ impl From<Recorded> for TemplateInfo {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-
-    /// A template named `base`.
-    pub(crate) fn info() -> TemplateInfo {
-        TemplateInfo {
-            id: "t".into(),
-            names: vec!["base".into()],
-            memory: Bytes::mib(256),
-            vcpus: 1,
-            disk: Bytes::mib(4096),
-            created_unix_s: 1,
-            kind: TemplateKind::Installed,
-            source: None,
-            spawned: 0,
-            warm: 0,
-            vmm: None,
-            bytes: Bytes(0),
-        }
-    }
+    use crate::fixtures::info;
 
     #[test]
     fn the_template_in_a_record_of_a_former_release_has_a_kind() {
