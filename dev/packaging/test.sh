@@ -1,7 +1,7 @@
 #!/bin/bash
 # The tier `package`: installs, upgrades, removes and purges the package in a fresh Debian with its own systemd.
 #
-#   test.sh OLD.deb NEW.deb DIR [SESSION…]
+#   test.sh OLD.deb NEW.deb INTERPRETER.deb DIR [SESSION…]
 #
 # DIR keeps the fresh root for the next run. The variable SUITE selects a Debian release other than bookworm.
 # SESSION is a directory with the steps of a document (dev/xtask/src/tiers/blocks/session.rs), which run in the
@@ -9,8 +9,8 @@
 # check prints a line on standard output: `pass NAME: FIGURES` or `FAIL NAME: …`.
 set -u
 
-old=$(realpath "$1") new=$(realpath "$2") dir=$3 suite=${SUITE:-bookworm}
-shift 3
+old=$(realpath "$1") new=$(realpath "$2") interpreter=$(realpath "$3") dir=$4 suite=${SUITE:-bookworm}
+shift 4
 root=$dir/$suite run=$dir/run
 machine=cube-package-$$
 failures=0
@@ -57,6 +57,7 @@ boot() {
 	mkdir "$run/packages"
 	cp "$old" "$run/packages/old.deb"
 	cp "$new" "$run/packages/new.deb"
+	cp "$interpreter" "$run/packages/interpreter.deb"
 	SYSTEMD_NSPAWN_API_VFS_WRITABLE=1 setsid systemd-nspawn --quiet --register=no --keep-unit --directory="$run" \
 		--machine="$machine" --private-network --capability=all --system-call-filter="bpf perf_event_open" --bind=/dev/kvm --bind=/dev/net/tun --boot \
 		</dev/null >"$dir/console.log" 2>&1 &
@@ -142,6 +143,23 @@ check running-after-upgrade "" ask GET "/sandboxes/$running"
 check paused-after-upgrade "" ask POST "/sandboxes/$paused/resume" '{}'
 check template-after-upgrade "" ask POST /sandboxes "{\"templateID\":\"$snapshot\",\"timeout\":60}"
 check output-after-upgrade "" output
+
+# The package of the code interpreter, beside the running server.
+cell() { # CODE RESULT
+	local sandbox
+	sandbox=$(ask POST /v2/sandboxes '{"templateID":"code-interpreter-v1","timeout":60,"secure":false}' | field sandboxID)
+	[ -n "$sandbox" ] && ask POST "/sandbox/$sandbox/49999/execute" "{\"code\":\"$1\"}" | grep -q "$2"
+}
+absent=$(nsenter -t "$init" -n -- curl --silent --request POST --header "X-API-Key: $key" --header 'Content-Type: application/json' \
+	--data '{"templateID":"code-interpreter-v1"}' http://127.0.0.1:3000/v2/sandboxes)
+check interpreter-absent "$absent" grep -q "install the package cube-code-interpreter" <<<"$absent"
+began=$(now)
+check interpreter-install "" inside apt-get install --yes --no-install-recommends /packages/interpreter.deb
+check interpreter-cell "" cell 'print(6*7)' 42
+pass interpreter-time "from apt-get to the first cell $(since "$began") s ($(goal "$(since "$began")" 60))"
+check running-beside-interpreter "" ask GET "/sandboxes/$running"
+check interpreter-remove "" inside apt-get remove --yes cube-code-interpreter
+check interpreter-gone "" inside sh -c '! ls /var/lib/cube/installed/templates/code-interpreter-v1'
 
 # Remove and install again: the template exists.
 check remove "" inside apt-get remove --yes cube

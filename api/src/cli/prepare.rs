@@ -3,12 +3,14 @@
 //! ```text
 //! <program directory>/../guest/   kernel, initramfs, root image, layer (as an archive), static programs
 //! <state>/installed/guest/        the same files, as links
-//! <state>/installed/templates/    base
+//! <state>/installed/templates/    base, and the templates of bundles
 //! ```
 //! The files are below the state directory, because the pool hard-links those that sandboxes use, and links cannot
 //! cross file systems. Each file is replaced by one rename. A running server continues with the previous file, and the
 //! next one rebuilds the template from the new files. Files are synced before they get their names, so that after a
 //! power loss each of them, and the template, is either complete or absent.
+
+mod bundle;
 
 use std::{
     fs::{self, File},
@@ -22,7 +24,7 @@ use std::{
 use api::serve::{StateError, open_state};
 use model::{GuestPaths, MANIFEST_NAME, STATE_DIR};
 use pool::durable::{Durability, copy, replace, sync_dir, sync_files};
-use template::{Builder, Limits};
+use template::{Builder, Limits, Recipe};
 
 use super::{Failure, failure, serve::ServeConfig};
 
@@ -60,12 +62,40 @@ pub(super) fn run(config: &ServeConfig) -> Result<(), Failure> {
         let text = format!("cannot prepare {}: {why}", guest.display());
         failed(text, why.kind())
     })?;
-    let template = installed.join("templates").join(BASE);
+    let to = Installation {
+        guest: &guest,
+        templates: installed.join("templates"),
+        vmm: &vmm,
+    };
+    let template = to.templates.join(BASE);
     if template.join(MANIFEST_NAME).is_file() {
         eprintln!("cube-api: template {BASE} exists: {}", template.display());
-        return Ok(());
+    } else {
+        let io = |why: io::Error| {
+            Failure::UnsuitableHost(format!("cannot create {}: {why}", template.display()))
+        };
+        let recipe = template::base(&guest_paths(&guest)).map_err(io)?;
+        let out = to.build(BASE, &recipe, None)?;
+        keep(&out, &template).map_err(io)?;
     }
-    build(&guest, &vmm, &template)
+    bundle::prepare_all(&beside.join("../guest/templates"), &to)?;
+    to.clean()
+}
+
+/// Where templates are installed, and what they are built with.
+struct Installation<'a> {
+    guest: &'a Path,
+    templates: PathBuf,
+    vmm: &'a Path,
+}
+
+fn guest_paths(guest: &Path) -> GuestPaths {
+    GuestPaths {
+        kernel: guest.join("vmlinux"),
+        initrd: guest.join("initramfs.cpio"),
+        root: guest.join("base.erofs"),
+        layer: guest.join(LAYER),
+    }
 }
 
 /// A failure below the state directory. For the packaged unit, all other directories are read-only.
@@ -170,54 +200,56 @@ fn keep(out: &Path, dir: &Path) -> io::Result<()> {
     sync_dir(dir.parent().unwrap_or(dir))
 }
 
-/// Builds the template `base` in `dir`, which exists once the template is complete.
-fn build(guest: &Path, vmm: &Path, dir: &Path) -> Result<(), Failure> {
-    let began = Instant::now();
-    eprintln!("cube-api: creating the template {BASE}: boot, warm-up, snapshot (about 10 s)");
-    let parent = dir.parent().unwrap_or(Path::new("/"));
-    let io =
-        |why: io::Error| Failure::UnsuitableHost(format!("cannot create {}: {why}", dir.display()));
-    let new = guest.with_file_name(".new");
-    fs::create_dir_all(parent).map_err(io)?;
-    fs::remove_dir_all(&new)
-        .or_else(|why| match why.kind() {
+impl Installation<'_> {
+    /// The directory of unfinished templates, on the same file system as the finished ones.
+    fn new(&self) -> PathBuf {
+        self.templates.with_file_name(".new")
+    }
+
+    /// Builds the template `name` in a temporary directory, which it returns.
+    fn build(&self, name: &str, recipe: &Recipe, files: Option<&Path>) -> Result<PathBuf, Failure> {
+        let began = Instant::now();
+        eprintln!("cube-api: creating the template {name}: boot, warm-up, snapshot");
+        let io = |why: io::Error| {
+            Failure::UnsuitableHost(format!("cannot create the template {name}: {why}"))
+        };
+        let new = self.new();
+        self.clean()?;
+        fs::create_dir_all(&self.templates).map_err(io)?;
+        fs::create_dir(&new).map_err(io)?;
+        let (log, out) = (new.join("vmm.log"), new.join(name));
+        let builder = Builder {
+            vmm: self.vmm,
+            run: &new,
+            log: &log,
+            limits: Limits::default(),
+        };
+        let report = builder.build(recipe, files, &out, &|_| Ok(()));
+        let report = report.map_err(|error| {
+            let console = error.console.join("\n");
+            let why = model::chain(&error);
+            Failure::UnsuitableHost(format!(
+                "cannot create the template {name}: {why}\nlast lines of the guest's console:\n{console}\n\
+                 `cube doctor` checks what the host lacks"
+            ))
+        })?;
+        template::add_maker(&out, self.vmm).map_err(io)?;
+        let seconds = began.elapsed().as_secs_f32();
+        eprintln!(
+            "cube-api: template {name} is ready after {seconds:.1} s; the guest was {}",
+            report.quiet
+        );
+        Ok(out)
+    }
+
+    /// Removes what a build, or one that was cut off, has left.
+    fn clean(&self) -> Result<(), Failure> {
+        let new = self.new();
+        fs::remove_dir_all(&new).or_else(|why| match why.kind() {
             io::ErrorKind::NotFound => Ok(()),
-            _ => Err(why),
+            _ => Err(Failure::UnsuitableHost(format!("{}: {why}", new.display()))),
         })
-        .map_err(io)?;
-    fs::create_dir(&new).map_err(io)?;
-    let recipe = template::base(&GuestPaths {
-        kernel: guest.join("vmlinux"),
-        initrd: guest.join("initramfs.cpio"),
-        root: guest.join("base.erofs"),
-        layer: guest.join(LAYER),
-    });
-    let recipe = recipe.map_err(io)?;
-    let (log, out) = (new.join("vmm.log"), new.join(BASE));
-    let builder = Builder {
-        vmm,
-        run: &new,
-        log: &log,
-        limits: Limits::default(),
-    };
-    let built = builder.build(&recipe, None, &out, &|_| Ok(()));
-    let report = built.map_err(|error| {
-        let console = error.console.join("\n");
-        let why = model::chain(&error);
-        Failure::UnsuitableHost(format!(
-            "cannot create the template {BASE}: {why}\nlast lines of the guest's console:\n{console}\n\
-             `cube doctor` checks what the host lacks"
-        ))
-    })?;
-    template::add_maker(&out, vmm).map_err(io)?;
-    keep(&out, dir).map_err(io)?;
-    fs::remove_dir_all(&new).map_err(io)?;
-    let seconds = began.elapsed().as_secs_f32();
-    eprintln!(
-        "cube-api: template {BASE} is ready after {seconds:.1} s; the guest was {}",
-        report.quiet
-    );
-    Ok(())
+    }
 }
 
 fn remove(path: &Path) -> io::Result<()> {

@@ -29,6 +29,15 @@ use crate::{
 /// The error code by which clients recognize a guest whose agent does not respond.
 const UNRESPONSIVE: &str = "sandbox_snapshot_guest_agent_unresponsive";
 
+/// How to get a template that the SDKs use by default.
+fn cure_of(template: &str) -> &'static str {
+    if template.split(':').next() == Some("code-interpreter-v1") {
+        ": install the package cube-code-interpreter, or in a checkout run `cargo xtask template code-interpreter`"
+    } else {
+        ""
+    }
+}
+
 /// Why a request of the control plane failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
@@ -50,7 +59,7 @@ pub enum ApiError {
     /// Contains the id as the client sent it, which need not be valid.
     #[error("sandbox {0:?} was not found")]
     NoSandbox(String),
-    #[error("template {0:?} was not found")]
+    #[error("template {0:?} was not found{cure}", cure = cure_of(.0))]
     NoTemplate(String),
     #[error("node {0:?} was not found")]
     NoNode(String),

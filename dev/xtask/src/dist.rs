@@ -1,4 +1,5 @@
-//! `cargo xtask dist`: a Debian package and a relocatable archive from what `prepare` builds.
+//! `cargo xtask dist`: a Debian package and a relocatable archive from what `prepare` builds, and with `--interpreter` the
+//! package of the template `code-interpreter-v1`.
 //!
 //! ```text
 //! package                                        archive
@@ -41,12 +42,18 @@ const ZSTD_LEVEL: &str = "19";
 pub(crate) struct Dist {
     pub(crate) package: PathBuf,
     pub(crate) archive: PathBuf,
+    pub(crate) interpreter: Option<PathBuf>,
 }
 
-/// Builds both files in `target/cube/dist`. `level` is the zstd level, 1 to 19; tests do not need a small package.
+/// Zstandard level of the interpreter's package: its image has 1.7 GB, for which level 19 takes more than ten minutes.
+const INTERPRETER_LEVEL: u8 = 9;
+
+/// Builds the files in `target/cube/dist`. `level` is the zstd level, 1 to 19; tests do not need a small package.
+/// `interpreter` is the directory of the built template.
 pub(crate) fn build(
     workspace: &Workspace,
     binaries: &HostBinaries,
+    interpreter: Option<&Path>,
     version: &str,
     level: Option<u8>,
     progress: Progress,
@@ -56,6 +63,7 @@ pub(crate) fn build(
             && (version.chars()).all(|c| c.is_ascii_alphanumeric() || ".+~".contains(c)),
         "{version:?} is not a version of a Debian package: use digits, letters, `.`, `+` and `~`"
     );
+    let interpreter_level = level.unwrap_or(INTERPRETER_LEVEL);
     let level = level.map_or(ZSTD_LEVEL.to_owned(), |level| level.to_string());
     let out = workspace.artifacts().join("dist");
     fs::create_dir_all(&out)?;
@@ -65,6 +73,8 @@ pub(crate) fn build(
     let dist = Dist {
         package: out.join(format!("cube_{version}_amd64.deb")),
         archive: out.join(format!("cube-{version}-amd64.tar.zst")),
+        interpreter: interpreter
+            .map(|_| out.join(format!("cube-code-interpreter_{version}_amd64.deb"))),
     };
     let work = out.join("tree");
     remove_tree(&work)?;
@@ -77,14 +87,18 @@ pub(crate) fn build(
     progress.stage("package", || {
         let root = work.join("package");
         tree.package(&root)?;
-        let mut dpkg = Command::new("dpkg-deb");
-        dpkg.env("SOURCE_DATE_EPOCH", &epoch)
-            .args(["--build", "--root-owner-group", "-Zzstd"])
-            .arg(format!("-z{level}"))
-            .arg(&root)
-            .arg(&dist.package);
-        tool::run(&mut dpkg, &log)
+        tool::run(&mut pack(&root, &dist.package, &level, &epoch), &log)
     })?;
+    if let (Some(template), Some(package)) = (interpreter, &dist.interpreter) {
+        progress.stage("interpreter package", || {
+            let root = work.join("interpreter");
+            tree.interpreter(template, &root)?;
+            let level = interpreter_level.to_string();
+            tool::run(&mut pack(&root, package, &level, &epoch), &log)
+        })?;
+        let size = Bytes(fs::metadata(package)?.len());
+        progress.line(&format!("{}: {} MiB", package.display(), size.0 >> 20));
+    }
     progress.stage("archive", || {
         let name = format!("cube-{version}-amd64");
         tree.archive(&work.join(&name))?;
@@ -116,6 +130,15 @@ pub(crate) fn build(
         );
     }
     Ok(dist)
+}
+
+fn pack(root: &Path, package: &Path, level: &str, epoch: &str) -> Command {
+    let mut dpkg = Command::new("dpkg-deb");
+    dpkg.env("SOURCE_DATE_EPOCH", epoch)
+        .args(["--build", "--root-owner-group", "-Zzstd"])
+        .arg(format!("-z{level}"))
+        .args([root, package]);
+    dpkg
 }
 
 /// The time of the commit, for files whose own times would differ from build to build.

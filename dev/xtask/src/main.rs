@@ -36,7 +36,7 @@ mod repository;
 
 use prepare::Freshness;
 use progress::Progress;
-use stages::binaries::HostBinaries;
+use stages::{binaries::HostBinaries, interpreter};
 use tiers::{Selection, Tier, blocks, console, fuzz, hvm, mutate, mutate_confinement};
 use workspace::Workspace;
 
@@ -125,6 +125,9 @@ enum Task {
         /// Directory with prebuilt release binaries [default: build them]
         #[arg(long)]
         binaries: Option<PathBuf>,
+        /// Also build the package of the template `code-interpreter-v1`, and the template if it is missing
+        #[arg(long)]
+        interpreter: bool,
     },
     /// Build everything and one of the optional templates.
     Template {
@@ -303,13 +306,17 @@ fn run(task: Task) -> Result<ExitCode> {
             version,
             level,
             binaries,
+            interpreter,
         } => {
-            let binaries = match binaries {
-                Some(dir) => HostBinaries { dir },
-                None => prepare::without_templates(&workspace, progress)?,
+            let template = interpreter.then(|| interpreter::place(&workspace));
+            let binaries = match (binaries, interpreter) {
+                (Some(dir), _) => HostBinaries { dir },
+                (None, true) => prepare::code_interpreter(&workspace, progress, |_| Ok(()))?,
+                (None, false) => prepare::without_templates(&workspace, progress)?,
             };
             let version = version.unwrap_or_else(|| dist::version().to_owned());
-            dist::build(&workspace, &binaries, &version, level, progress)?;
+            let template = template.as_deref();
+            dist::build(&workspace, &binaries, template, &version, level, progress)?;
         }
         Task::Template {
             name: OptionalTemplate::CodeInterpreter,

@@ -340,8 +340,8 @@ fn prepare_for(
     if tiers.contains(&Tier::Cluster) {
         prepare::cluster_tools(workspace, progress)?;
     }
-    // The console runs cells on the template of the interpreter.
-    let needs_interpreter = [Tier::Interpreter, Tier::Console];
+    // The console runs cells on the template of the interpreter, which is also a package.
+    let needs_interpreter = [Tier::Interpreter, Tier::Console, Tier::Package];
     let binaries = if needs_interpreter.iter().any(|tier| tiers.contains(tier)) {
         Some(prepare::code_interpreter(workspace, progress, checks)?.dir)
     } else {

@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use model::template_file;
 
 use super::place;
 use crate::{
@@ -23,6 +24,8 @@ use crate::{
 const LIB: &str = "usr/lib/cube";
 /// The programs for users, which are in PATH.
 const COMMANDS: [&str; 3] = ["cube", "cube-api", "cube-bench"];
+/// The template of the second package.
+const INTERPRETER: &str = "code-interpreter-v1";
 const UNITS: [&str; 2] = ["cube-api.service", "cube-api.socket"];
 const CONFIG: &str = "server.conf";
 /// The empty layer, compressed: a package or archive would store its 4 GiB of holes as zeros.
@@ -63,6 +66,43 @@ impl Tree<'_> {
         self.documents(&root.join("usr/share/doc/cube"))?;
         self.pages(&lib.join("bin/cube"), &root.join("usr/share"))?;
         self.control(root)
+    }
+
+    /// The inputs of the template in the directory `template`, from which `cube-api prepare` builds it on a host.
+    pub(super) fn interpreter(&self, template: &Path, root: &Path) -> Result<()> {
+        let recipe = template::Recipe::read(template)?;
+        let recipe = recipe.with_context(|| format!("{} has no recipe", template.display()))?;
+        let image = &recipe.root.path;
+        let name = image.file_name().context("the root image has no name")?;
+        let bundle = root.join(LIB).join("guest/templates").join(INTERPRETER);
+        place(image, &bundle.join(name))?;
+        for name in [template::RECIPE_NAME, template_file::WARM_UP] {
+            place(&template.join(name), &bundle.join(name))?;
+        }
+        let files = template::files_of(template).context("the template has no files")?;
+        let mut copy = Command::new("cp");
+        copy.arg("--recursive").arg(&files).arg(&bundle);
+        tool::run(&mut copy, self.log)?;
+        let mut readable = Command::new("chmod");
+        tool::run(
+            readable.args(["--recursive", "u=rwX,go=rX"]).arg(&bundle),
+            self.log,
+        )?;
+        let documents = root.join("usr/share/doc/cube-code-interpreter");
+        self.copy(
+            &self.packaging("copyright"),
+            &documents.join("copyright"),
+            0o644,
+        )?;
+        self.write_control(root, "control-interpreter")?;
+        for script in ["postinst", "postrm"] {
+            self.copy(
+                &self.packaging("reload"),
+                &root.join("DEBIAN").join(script),
+                0o755,
+            )?;
+        }
+        Ok(())
     }
 
     /// The manual pages and shell completions that `cube` generates.
@@ -151,15 +191,18 @@ impl Tree<'_> {
         Ok(())
     }
 
-    fn control(&self, root: &Path) -> Result<()> {
-        let dir = root.join("DEBIAN");
-        let template = fs::read_to_string(self.packaging("control"))?;
+    fn write_control(&self, root: &Path, from: &str) -> Result<()> {
+        let template = fs::read_to_string(self.packaging(from))?;
         let control = template.replace("@VERSION@", self.version).replace(
             "@INSTALLED_KIB@",
             &(installed_bytes(root)? >> 10).to_string(),
         );
-        fs::create_dir_all(&dir)?;
-        self.write(&dir.join("control"), &control, 0o644)?;
+        self.write(&root.join("DEBIAN/control"), &control, 0o644)
+    }
+
+    fn control(&self, root: &Path) -> Result<()> {
+        let dir = root.join("DEBIAN");
+        self.write_control(root, "control")?;
         self.copy(&self.packaging("conffiles"), &dir.join("conffiles"), 0o644)?;
         for script in ["postinst", "prerm", "postrm"] {
             self.copy(&self.packaging(script), &dir.join(script), 0o755)?;

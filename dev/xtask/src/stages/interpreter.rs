@@ -46,6 +46,11 @@ const ENVIRONMENT: &str = "HOME=/root USER=root LOGNAME=root LANG=C.UTF-8 \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     MPLCONFIGDIR=/usr/local/share/matplotlib";
 
+/// The directory of the built template.
+pub(crate) fn place(workspace: &Workspace) -> PathBuf {
+    workspace.artifacts().join(PLACE)
+}
+
 /// The inputs of the root image.
 #[derive(Debug)]
 pub(crate) struct Sources<'a> {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use crate::{
     dist,
     progress::Progress,
-    stages::binaries::HostBinaries,
+    stages::{binaries::HostBinaries, interpreter},
     tiers::{
         Counts, Outcome, TestEnvironment, Tier,
         blocks::{Blocks, Session},
@@ -30,11 +30,23 @@ pub(crate) fn run(
     let binaries = HostBinaries {
         dir: dir.context("the release binaries were not built")?,
     };
-    let build = |suffix: &str| {
+    let template = interpreter::place(workspace);
+    let build = |suffix: &str, template| {
         let version = format!("{}{suffix}", dist::version());
-        dist::build(workspace, &binaries, &version, Some(LEVEL), progress)
+        dist::build(
+            workspace,
+            &binaries,
+            template,
+            &version,
+            Some(LEVEL),
+            progress,
+        )
     };
-    let (old, new) = (build("~test1")?, build("~test2")?);
+    let (old, new) = (build("~test1", None)?, build("~test2", Some(&*template))?);
+    let package = new
+        .interpreter
+        .as_ref()
+        .context("the interpreter has no package")?;
     let documents = Blocks::load(workspace)?;
     let mut sessions = Vec::new();
     for group in documents.of_tier(Tier::Package) {
@@ -45,7 +57,7 @@ pub(crate) fn run(
         sessions.push(session);
     }
     let done = Command::new(workspace.root().join("dev/packaging/test.sh"))
-        .args([&old.package, &new.package])
+        .args([&old.package, &new.package, package])
         .arg(workspace.artifacts().join("package"))
         .args(sessions.iter().map(|session| &session.dir))
         .stdin(Stdio::null())
@@ -58,6 +70,7 @@ pub(crate) fn run(
     for dist in [old, new] {
         std::fs::remove_file(dist.package)?;
         std::fs::remove_file(dist.archive)?;
+        dist.interpreter.map_or(Ok(()), std::fs::remove_file)?;
     }
     let mut outcome = Outcome::of(NAME, done.status, counts(&text));
     for session in sessions {
