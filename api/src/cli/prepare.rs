@@ -29,7 +29,8 @@ use template::{Builder, Limits, Recipe};
 use super::{Failure, failure, serve::ServeConfig};
 
 /// Names of the linked files.
-const FILES: [&str; 5] = ["vmlinux", "initramfs.cpio", "base.erofs", "bash", "busybox"];
+const FILES: [&str; 5] = ["vmlinux", "initramfs.cpio", ROOT, "bash", "busybox"];
+const ROOT: &str = "base.erofs";
 const LAYER: &str = "layer.ext4";
 /// The layer, as an archive because a package cannot contain its holes.
 const LAYER_ARCHIVE: &str = "layer.tar.gz";
@@ -93,7 +94,7 @@ fn guest_paths(guest: &Path) -> GuestPaths {
     GuestPaths {
         kernel: guest.join("vmlinux"),
         initrd: guest.join("initramfs.cpio"),
-        root: guest.join("base.erofs"),
+        root: guest.join(ROOT),
         layer: guest.join(LAYER),
     }
 }

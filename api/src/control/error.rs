@@ -235,6 +235,7 @@ impl ApiError {
                 | PoolError::AgentSilent(_)
                 | PoolError::Unfit { .. }),
             ) => Self::CreateFailed(why),
+            RegistryError::Pool(PoolError::NoTemplate(name)) => Self::no_template(&name),
             other => other.into(),
         }
     }

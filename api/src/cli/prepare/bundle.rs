@@ -10,6 +10,7 @@
 //! `bundle.sum` belong to others.
 
 use std::{
+    ffi::OsStr,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -32,17 +33,15 @@ pub(super) fn prepare_all(from: &Path, to: &Installation<'_>) -> Result<(), Fail
     let failed = |why: io::Error| Failure::UnsuitableHost(format!("{}: {why}", from.display()));
     let bundles = dirs(from).map_err(failed)?;
     for template in dirs(&to.templates).map_err(failed)? {
-        let is_ours = template.join(SUM).is_file();
-        if is_ours
-            && !bundles
-                .iter()
-                .any(|b| b.file_name() == template.file_name())
-        {
+        let has_bundle = bundles
+            .iter()
+            .any(|b| b.file_name() == template.file_name());
+        if template.join(SUM).is_file() && !has_bundle {
             eprintln!(
                 "cube-api: removing {}: its package has gone",
                 template.display()
             );
-            fs::remove_dir_all(&template).map_err(failed)?;
+            remove(&template, to.guest).map_err(failed)?;
         }
     }
     for bundle in &bundles {
@@ -51,6 +50,21 @@ pub(super) fn prepare_all(from: &Path, to: &Installation<'_>) -> Result<(), Fail
         }
     }
     Ok(())
+}
+
+/// Removes a template, and its root image if that was a bundle's. Sandboxes that run keep links of their own.
+fn remove(template: &Path, guest: &Path) -> io::Result<()> {
+    let root = Recipe::read(template)
+        .ok()
+        .flatten()
+        .map(|recipe| recipe.root.path);
+    fs::remove_dir_all(template)?;
+    let guest = guest.canonicalize()?;
+    let is_ours = |root: &PathBuf| {
+        root.parent() == Some(&guest) && root.file_name() != Some(OsStr::new(super::ROOT))
+    };
+    root.filter(is_ours)
+        .map_or(Ok(()), |root| super::remove(&root))
 }
 
 /// The directories in `dir`, which may not exist, in the order of their names.
@@ -224,8 +238,15 @@ mod tests {
             fs::create_dir_all(to.templates.join(name)).unwrap();
             fs::write(to.templates.join(name).join(file), "").unwrap();
         }
+        write_bundle(dir.path());
+        fs::copy(
+            dir.path().join(RECIPE_NAME),
+            to.templates.join("gone").join(RECIPE_NAME),
+        )
+        .unwrap();
         prepare_all(&dir.path().join("none"), &to).unwrap();
         assert_eq!(dirs(&to.templates).unwrap(), [to.templates.join("base")]);
+        assert!(!dir.path().join("root.erofs").exists() && dir.path().join("vmlinux").exists());
 
         let new = dir.path().join("new");
         fs::create_dir(&new).unwrap();
