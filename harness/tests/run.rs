@@ -6,7 +6,8 @@ use harness::{
     event::RunEvent,
     record,
     report::{
-        document::{Document, PhaseDocument},
+        document::Document,
+        phase::PhaseDocument,
         work::FirstWork,
     },
 };
