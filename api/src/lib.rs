@@ -7,14 +7,14 @@
 //!                                           └─► forward ─► another process, after a handover
 //! ```
 
-// The process: start, stop, and the change to a new one.
+// The server process: start, stop and reload.
 pub mod serve;
 
 pub mod handover;
 pub mod shield;
 pub mod systemd;
 
-// The way of a request, from its connection.
+// The path of a request, starting at its connection.
 pub mod listen;
 pub mod tls;
 
@@ -23,7 +23,7 @@ pub mod control;
 pub mod proxy;
 pub mod registry;
 
-// What sandboxes use besides the pool.
+// Services for sandboxes, other than the pool.
 pub mod builds;
 pub mod egress;
 pub mod network;
@@ -36,7 +36,7 @@ mod webhook;
 pub mod node;
 pub mod peers;
 
-// What operators see.
+// Metrics and traces for operators.
 pub mod telemetry;
 pub mod traces;
 

@@ -68,7 +68,7 @@ enum CubemastercliCommand {
     /// Sandboxes
     #[command(subcommand)]
     Sandbox(sandboxes::SandboxCommand),
-    /// Sandboxes, by their older name
+    /// Sandboxes (older name of `sandbox`)
     #[command(subcommand)]
     Cubebox(sandboxes::SandboxCommand),
     /// Snapshots
@@ -122,7 +122,7 @@ fn answer(mut fields: Value) -> Value {
     fields
 }
 
-/// `HOST`, `HOST:PORT` or a URL. From a comma-separated list, the first.
+/// Accepts `HOST`, `HOST:PORT` or a URL. Uses the first entry of a comma-separated list.
 fn url_of(address: &str, port: u16) -> String {
     let address = address.split(',').next().unwrap_or_default().trim();
     if address.contains("://") {

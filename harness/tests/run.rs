@@ -5,11 +5,7 @@ mod support;
 use harness::{
     event::RunEvent,
     record,
-    report::{
-        document::Document,
-        phase::PhaseDocument,
-        work::FirstWork,
-    },
+    report::{document::Document, phase::PhaseDocument, work::FirstWork},
 };
 use support::{Stage, until};
 

@@ -22,7 +22,7 @@ pub(super) struct ImageOptions {
     /// Disk space of the images that templates are built from; the least recently used ones are removed
     #[arg(long, value_name = "SIZE", default_value = "20GiB")]
     image_quota: Bytes,
-    /// Alternative server for pulling the images of a domain; repeat for more, which are tried in order
+    /// Server from which to pull a domain's images; repeat to add servers, tried in order
     #[arg(long, value_name = "DOMAIN=URL")]
     image_mirror: Vec<Mirror>,
     /// Block within the denied ranges, or an address of this host, that image registries may use; repeat for more
@@ -101,7 +101,7 @@ impl ImageOptions {
         let usual = templates
             .unwrap_or(&beside.join("../templates"))
             .join("../guest");
-        // Half of the server's, because a conversion counts towards its memory.
+        // Half of the server's limit: a conversion counts towards the server's memory.
         let half = memory.map_or(MEMORY, |memory| Bytes(memory.0 / 2));
         Ok(ImagesSpec {
             converter: (self.image_converter).unwrap_or_else(|| beside.join("cube-image")),

@@ -26,7 +26,7 @@ use crate::proxy::{Refusal, Relay, Upload};
 /// How long to wait for a server behind the internal socket. After a crash, the next server binds it again.
 const DIAL_LIMIT: Duration = Duration::from_secs(10);
 const DIAL_AGAIN: Duration = Duration::from_millis(50);
-/// Allowance above the limits of a request for the header fields that this server adds.
+/// Extra header fields, beyond a request's limit, for those that this server adds.
 const ADDED: usize = 64;
 
 /// Forwards a request of `peer` to the server behind the internal socket at `path`. `host` is the host that the request

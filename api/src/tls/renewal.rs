@@ -20,7 +20,7 @@ pub struct Renewal {
     certificates: PathBuf,
     key: PathBuf,
     current: Arc<Current>,
-    /// Stamps of the files that were read last, whether or not they could be used.
+    /// Stamps of the files at the last read, even if they were unusable.
     seen: [Stamp; 2],
 }
 
@@ -132,7 +132,7 @@ mod tests {
         assert!(renewal.renew().is_err());
         mode(0o600);
         assert!(renewal.renew().unwrap());
-        // Missing files change nothing, and count as seen.
+        // Missing files change nothing, and are reported once.
         let second = in_use(&renewal);
         fs::remove_file(&old.key).unwrap();
         assert!(renewal.renew().is_err());

@@ -139,7 +139,7 @@ impl Machine {
         }
     }
 
-    /// Serves descriptors until an interrupt was raised for the idle guest, the guest's timer is due, the VM starts or
+    /// Serves descriptors until an interrupt is raised for the idle guest, the guest's timer is due, the VM starts or
     /// stops running, or the process must exit.
     fn idle(&mut self, events: &mut Events, timeout: Option<Duration>) -> Result<(), MachineError> {
         let guest_due = timeout.map(|t| Instant::now() + t);

@@ -270,7 +270,7 @@ impl Hvm {
         })
     }
 
-    /// Clears the request to leave KVM_RUN that a kick set.
+    /// Clears the exit request that a kick has set.
     pub fn clear_kick(&mut self) {
         self.vcpu.set_kvm_immediate_exit(0);
     }
