@@ -2,10 +2,9 @@
 
 use std::path::PathBuf;
 
-use crate::{
-    error::{IsolationError, unsuitable},
-    policy::ForbiddenAddresses,
-};
+use ranges::ForbiddenAddresses;
+
+use crate::error::{IsolationError, unsuitable};
 
 /// Maximum number of TAPs of one server. The resolver identifies each TAP by an address in the server's /20 block of
 /// 198.18.0.0/15, so the limit must be below 4094.

@@ -34,7 +34,7 @@ pub fn network(bytes: &[u8]) {
         1 => name(bytes),
         2 => resolver::fuzz::query(bytes),
         3 => record(bytes),
-        4 => drop(device::acknowledgement(bytes)),
+        4 => drop(ranges::rtnetlink::acknowledgement(bytes)),
         _ => {
             let text = String::from_utf8_lossy(bytes);
             let _tables = (text.lines().filter_map(device::address6)).count();

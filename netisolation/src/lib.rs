@@ -33,26 +33,24 @@ mod resolver;
 mod config;
 mod error;
 mod handed;
-mod local;
 
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzz;
 
 pub use model::guest;
+pub use ranges::{
+    Access, Destinations, ForbiddenAddresses, Protocol, Refused, canonical, is_of_this_host,
+};
 
 pub use config::{IsolationConfig, Uplinks};
 pub use datapath::gateway::ResolverSockets;
 pub use error::IsolationError;
-pub use events::event::{Counters, Direction, NetEvent, Protocol, Reason};
+pub use events::event::{Counters, Direction, NetEvent, Reason};
 pub use events::log::{EventLog, LogError, LogFile, Subscriber};
 pub use handed::HandedFlow;
 pub use isolation::Isolation;
-pub use local::{Refused, is_of_this_host};
-pub use policy::{
-    Access, DefaultEgress, Destinations, ForbiddenAddresses, NamePattern, Naming, Policy,
-    PolicyError, Rule, RuleAction, canonical,
-};
+pub use policy::{DefaultEgress, NamePattern, Naming, Policy, PolicyError, Rule, RuleAction};
 pub use resolver::{Client, FindClient, Hooks, Pin, Resolver, ResolverConfig};
 pub use taps::tap::{Tap, TapIndex};
 

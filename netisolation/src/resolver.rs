@@ -28,6 +28,7 @@ use std::{
 
 use hickory_proto::op::{Message, ResponseCode};
 use model::{SandboxId, guest};
+use ranges::{ForbiddenAddresses, Protocol};
 
 use self::{
     guard::{Guard, Permit, Refusal},
@@ -36,9 +37,9 @@ use self::{
 };
 use crate::{
     error::IsolationError,
-    events::event::{Direction, NetEvent, Protocol, Reason},
+    events::event::{Direction, NetEvent, Reason},
     isolation::Isolation,
-    policy::{ForbiddenAddresses, Naming, Policy},
+    policy::{Naming, Policy},
     taps::tap::TapIndex,
 };
 

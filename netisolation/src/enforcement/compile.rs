@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use ranges::{Access, ForbiddenAddresses, Protocol, Verdict};
 
 use crate::{
     datapath::{
@@ -10,8 +11,7 @@ use crate::{
         rule_sets::{Prefix, Rules, SENTINEL},
     },
     error::IsolationError,
-    events::event::Protocol,
-    policy::{self, Access, ForbiddenAddresses, Policy, RuleAction, Verdict},
+    policy::{self, Policy, RuleAction},
 };
 
 /// Maximum number of rules in one policy. All policies share the map's 2²⁰ entries.
@@ -134,11 +134,10 @@ pub(crate) fn protocol(number: u8) -> Protocol {
 mod tests {
     use std::net::SocketAddr;
 
+    use ranges::Destinations;
+
     use super::*;
-    use crate::{
-        fuzz::{edges, longest},
-        policy::Destinations,
-    };
+    use crate::fuzz::{edges, longest};
 
     fn destinations(block: &str, ports: &[u16]) -> Destinations {
         let access = ports.iter().flat_map(|port| {

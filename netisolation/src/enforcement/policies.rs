@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use ranges::ForbiddenAddresses;
+
 use crate::{
     config::IsolationConfig,
     datapath::{
@@ -10,7 +12,7 @@ use crate::{
     },
     enforcement::{compile, limits::Limits},
     error::{IsolationError, system},
-    policy::{ForbiddenAddresses, Policy},
+    policy::Policy,
 };
 
 pub(crate) struct Policies {

@@ -3,18 +3,8 @@
 use std::{collections::BTreeMap, net::SocketAddr, time::SystemTime};
 
 use model::SandboxId;
+use ranges::Protocol;
 use serde::{Deserialize, Serialize};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Protocol {
-    Tcp,
-    Udp,
-    /// ICMP and ICMPv6. Only echo and errors about known flows can pass.
-    Icmp,
-    /// Any other IP protocol, by its IANA number. Never passes.
-    Other(u8),
-}
 
 /// Direction from the sandbox's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

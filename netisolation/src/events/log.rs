@@ -219,8 +219,10 @@ mod tests {
         time::{Duration, SystemTime},
     };
 
+    use ranges::Protocol;
+
     use super::*;
-    use crate::events::event::{Direction, Protocol, Reason};
+    use crate::events::event::{Direction, Reason};
 
     pub(super) fn event(n: u16, port: u16) -> NetEvent {
         let [high, low] = n.to_be_bytes();

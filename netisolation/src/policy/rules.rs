@@ -3,10 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
+use ranges::{Access, Protocol};
 use serde::{Deserialize, Serialize};
 
 use super::name::{NamePattern, Naming};
-use crate::events::event::Protocol;
 
 /// The network access of a sandbox. The default denies everything. No policy opens a forbidden range
 /// ([`crate::ForbiddenAddresses`]). Only the operator can.
@@ -57,15 +57,6 @@ pub enum RuleAction {
     Deny,
     /// Allows these services. Empty: all TCP and UDP ports and ICMP echo.
     Allow(Vec<Access>),
-}
-
-/// A protocol and an inclusive range of remote ports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Access {
-    /// TCP, UDP or ICMP; no other protocol passes. ICMP means echo and ignores the ports.
-    pub protocol: Protocol,
-    pub first: u16,
-    pub last: u16,
 }
 
 impl Policy {

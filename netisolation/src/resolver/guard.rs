@@ -204,8 +204,10 @@ impl Meter {
 mod tests {
     use std::time::SystemTime;
 
+    use ranges::Protocol;
+
     use super::*;
-    use crate::events::event::{Direction, Protocol};
+    use crate::events::event::Direction;
 
     fn sandbox(n: u8) -> SandboxId {
         SandboxId::from_random([n; 19])

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ranges::Protocol;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UdpSocket},
@@ -21,7 +22,7 @@ use super::{
     guard::Place,
     query::{self, MAX_MESSAGE, MAX_QUERY, PLAIN_DATAGRAM},
 };
-use crate::{ResolverSockets, events::event::Protocol};
+use crate::ResolverSockets;
 
 /// Timeout for receiving a complete message on a connection, and for sending a reply.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -4,13 +4,11 @@ use std::{
     collections::BTreeSet,
     fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
 };
 
-use nix::{
-    libc,
-    sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket},
-};
+use nix::libc;
+use ranges::rtnetlink;
 
 mod sys;
 
@@ -75,7 +73,7 @@ pub(crate) fn remove_unopened(name: &str, index: u32) -> bool {
 }
 
 /// Sets a device's queueing discipline to `noqueue`: the sender of a frame then passes it to the driver synchronously.
-/// The message is built by hand, because this crate has only two rtnetlink(7) requests.
+/// The message is built by hand, because the host has only two rtnetlink(7) requests.
 pub(crate) fn bypass_queueing(index: u32) -> io::Result<()> {
     const LENGTH: u32 = 48;
     // `nlmsghdr`, `tcmsg`, `rtattr` (`linux/netlink.h`, `linux/rtnetlink.h`).
@@ -95,33 +93,7 @@ pub(crate) fn bypass_queueing(index: u32) -> io::Result<()> {
     ];
     let mut message: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     message.extend(b"noqueue\0");
-    acknowledgement(&request_rtnetlink(&message)?)
-}
-
-/// Sends a request and returns the beginning of the response.
-pub(crate) fn request_rtnetlink(message: &[u8]) -> io::Result<Vec<u8>> {
-    let kind = (
-        AddressFamily::Netlink,
-        SockType::Raw,
-        SockFlag::SOCK_CLOEXEC,
-    );
-    let socket = socket(kind.0, kind.1, kind.2, SockProtocol::NetlinkRoute)?;
-    send(socket.as_raw_fd(), message, MsgFlags::empty())?;
-    let mut answer = vec![0; 128];
-    let length = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
-    answer.truncate(length);
-    Ok(answer)
-}
-
-/// Reads an acknowledgement: `nlmsghdr`, then `nlmsgerr`, which begins with the negated errno.
-pub(crate) fn acknowledgement(answer: &[u8]) -> io::Result<()> {
-    match answer.get(16..20) {
-        Some(&[0, 0, 0, 0]) => Ok(()),
-        Some(&[a, b, c, d]) => Err(io::Error::from_raw_os_error(
-            i32::from_ne_bytes([a, b, c, d]).saturating_neg(),
-        )),
-        _ => Err(io::ErrorKind::UnexpectedEof.into()),
-    }
+    rtnetlink::acknowledgement(&rtnetlink::request(&message)?)
 }
 
 /// Writes a device's setting in `/proc/sys/net`. `family`: `ipv4` or `ipv6`.

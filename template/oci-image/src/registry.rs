@@ -12,7 +12,7 @@ mod pull;
 use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use netisolation::ForbiddenAddresses;
+use ranges::ForbiddenAddresses;
 use serde::Deserialize;
 
 pub use auth::{Challenge, challenges};

@@ -11,9 +11,10 @@ use std::{
 };
 
 use model::SandboxId;
+use ranges::Protocol;
 use serde::Serialize;
 
-use crate::events::event::{Direction, NetEvent, Protocol, Reason};
+use crate::events::event::{Direction, NetEvent, Reason};
 
 /// A file is full at this size. There are at most two files.
 const MAX_BYTES: u64 = 16 << 20;

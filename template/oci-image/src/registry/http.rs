@@ -9,7 +9,7 @@ use hyper::{
     header::{ACCEPT, AUTHORIZATION, HOST, LOCATION, USER_AGENT},
 };
 use hyper_util::rt::TokioIo;
-use netisolation::{ForbiddenAddresses, Refused};
+use ranges::{ForbiddenAddresses, Refused};
 use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite},

@@ -6,13 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use netisolation::{Destinations, ForbiddenAddresses, Refused};
 use oci_image::{
     Client, ConvertError, Limits, Program, PullError, Pulled, Registries, Resources, Store,
     digest::Digest,
     registry::{Credentials, HttpError, tls},
     store::StoreError,
 };
+use ranges::{Destinations, ForbiddenAddresses, Refused};
 
 use crate::{
     archive::{Image, MANIFEST, file, image, image_by, pack, stored},

@@ -3,11 +3,11 @@
 use std::{fs, net::SocketAddr, process::Command, time::SystemTime};
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
-use netisolation::{Destinations, ForbiddenAddresses};
 use oci_image::{
     Client, Limits, PullError, Pulled, Registries, Store,
     registry::{Credentials, tls},
 };
+use ranges::{Destinations, ForbiddenAddresses};
 use ring::{
     rand::SystemRandom,
     signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair},

@@ -12,8 +12,7 @@ use std::{
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::rules::Access;
-use crate::events::event::Protocol;
+use crate::service::{Access, Protocol};
 
 /// A block of addresses, and services in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +42,7 @@ const ALL_TCP: Access = Access {
 
 /// What applies to a block for all sandboxes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub enum Verdict {
     /// The sandbox's policy decides.
     Open,
     /// Services for which the sandbox's policy decides; at least one.
@@ -70,7 +69,7 @@ static FORBIDDEN: [IpNet; 25] = [
     v4([192, 0, 0, 0], 24),  // protocol assignments; metadata of Oracle Cloud
     v4([192, 88, 99, 0], 24), // 6to4 relays
     v4([192, 168, 0, 0], 16), // private
-    v4([198, 18, 0, 0], 15), // benchmarks; this crate's resolver
+    v4([198, 18, 0, 0], 15), // benchmarks; the resolver of sandboxes
     v4([224, 0, 0, 0], 3),   // multicast, reserved, broadcast
     v6([0, 0, 0, 0, 0, 0], 96), // unspecified, loopback, v4-compatible
     v6([0, 0, 0, 0, 0, 0xffff], 96), // v4-mapped
@@ -138,7 +137,8 @@ impl ForbiddenAddresses {
     }
 
     /// Whether an exception names an address of this host: it opens only this address, or a part of the loopback range.
-    pub(crate) fn opens_host(&self, to: SocketAddr) -> bool {
+    #[must_use]
+    pub fn opens_host(&self, to: SocketAddr) -> bool {
         self.naming_host(to.ip()).any(|exception| {
             exception.access.is_empty() || exception.access.iter().any(|a| is_for(a, to.port()))
         })
@@ -153,7 +153,8 @@ impl ForbiddenAddresses {
     }
 
     /// The TCP ports of an address of this host to which [`Self::check_connection`] lets the host connect.
-    pub(crate) fn opened_ports_of_host(&self, address: IpAddr) -> Vec<Access> {
+    #[must_use]
+    pub fn opened_ports_of_host(&self, address: IpAddr) -> Vec<Access> {
         let allowed = match self.verdict(&address.into()) {
             Verdict::Open => vec![ALL_TCP],
             Verdict::Only(access) => access,
@@ -172,12 +173,14 @@ impl ForbiddenAddresses {
     }
 
     /// Every block with a verdict of its own. The longest one that contains an address has the address's verdict.
-    pub(crate) fn blocks(&self) -> impl Iterator<Item = IpNet> {
+    pub fn blocks(&self) -> impl Iterator<Item = IpNet> {
         let own = self.0.exceptions.iter().chain(&self.0.denied);
         RANGES.iter().copied().chain(own.map(|own| own.block))
     }
 
-    pub(crate) fn verdict(&self, block: &IpNet) -> Verdict {
+    /// The verdict for a block that has one of its own, or for a single address.
+    #[must_use]
+    pub fn verdict(&self, block: &IpNet) -> Verdict {
         let mut denied = Vec::new();
         let around = |one: &&Destinations| one.block.contains(block);
         for Destinations { access, .. } in self.0.denied.iter().filter(around) {

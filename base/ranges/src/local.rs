@@ -8,7 +8,7 @@ use std::{
 
 use nix::libc;
 
-use crate::{policy::ForbiddenAddresses, taps::device};
+use crate::{ForbiddenAddresses, rtnetlink};
 
 /// Sizes of `nlmsghdr` and `rtmsg` (`linux/netlink.h`, `linux/rtnetlink.h`).
 const HEADER: usize = 16;
@@ -87,14 +87,14 @@ fn route_type(address: IpAddr) -> io::Result<u8> {
     message.extend(attribute.to_ne_bytes());
     message.extend(libc::RTA_DST.to_ne_bytes());
     message.extend(bytes);
-    route_type_of(&device::request_rtnetlink(&message)?)
+    route_type_of(&rtnetlink::request(&message)?)
 }
 
 /// Reads the type of the route in a response, or the error.
-pub(crate) fn route_type_of(answer: &[u8]) -> io::Result<u8> {
+fn route_type_of(answer: &[u8]) -> io::Result<u8> {
     let kind = answer.get(MESSAGE_TYPE..MESSAGE_TYPE + 2);
     if kind != Some(&libc::RTM_NEWROUTE.to_ne_bytes()) {
-        device::acknowledgement(answer)?;
+        rtnetlink::acknowledgement(answer)?;
         return Err(io::ErrorKind::InvalidData.into());
     }
     answer
