@@ -63,6 +63,7 @@ pub use endpoint::{Access, Endpoint};
 pub use error::ApiError;
 pub(crate) use nodes::own as own_node;
 pub(crate) use server::TEAM;
+use spread::Spread;
 pub(crate) use spread::wanted;
 pub(crate) use templates::build_id;
 pub(crate) use wire::state as state_of;
@@ -73,17 +74,21 @@ pub fn router(app: App) -> Router {
     let repeated = Arc::new(idempotency::Table::default());
     for endpoint in endpoints() {
         let guard = middleware::from_fn_with_state((app.clone(), endpoint.access), guard::guard);
-        let spread = spread::is_spread(endpoint.method, endpoint.path, endpoint.access);
-        let is_create = matches!(endpoint.path, "/sandboxes" | "/v2/sandboxes");
-        let mut handler = match (&app.peers, spread) {
-            (Some(peers), Some(spread)) => {
-                let state = (app.clone(), peers.clone(), spread);
+        let Endpoint { access, spread, .. } = endpoint;
+        let mut handler = match &app.peers {
+            Some(peers) if spread != Spread::Own => {
+                let state = spread::Layer {
+                    app: app.clone(),
+                    peers: peers.clone(),
+                    spread,
+                    access,
+                };
                 let layer = middleware::from_fn_with_state(state, spread::layer);
                 endpoint.handler.route_layer(layer)
             }
-            (None | Some(_), _) => endpoint.handler,
+            None | Some(_) => endpoint.handler,
         };
-        if is_create && endpoint.method == "post" {
+        if spread == Spread::Create {
             let state = (app.clone(), Arc::clone(&repeated));
             let once = middleware::from_fn_with_state(state, idempotency::layer);
             handler = handler.route_layer(once);

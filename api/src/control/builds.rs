@@ -22,6 +22,10 @@ use super::{
     endpoint::{Access, Endpoint},
     error::ApiError,
     query::Query,
+    spread::{
+        ServedBy::{AnyCopy, Home},
+        Spread::{ByBody, ByTemplate, NewTemplate},
+    },
 };
 use crate::{
     auth::Scope,
@@ -53,17 +57,17 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
         "/v2/templates/{id}/builds/{build}",
     );
     vec![
-        Endpoint::new(post, "/v3/templates", WRITE, create),
-        Endpoint::new(get, files, WRITE, grant),
+        NewTemplate.at(post, "/v3/templates", WRITE, create),
+        ByTemplate(AnyCopy).at(get, files, WRITE, grant),
         // The URL that `grant` returns carries its own authorization.
-        Endpoint::new(put, files, Access::Public, upload),
-        Endpoint::new(post, build, WRITE, start),
-        Endpoint::new(post, "/templates/{id}/redo", WRITE, redo),
-        Endpoint::new(get, "/templates/{id}/order", READ, order),
-        Endpoint::new(get, "/templates/{id}/builds/{build}/status", READ, status),
-        Endpoint::new(get, "/templates/{id}/builds/{build}/logs", READ, logs),
-        Endpoint::new(post, "/templates/tags", WRITE, assign),
-        Endpoint::new(delete, "/templates/tags", WRITE, unassign),
+        ByTemplate(Home).at(put, files, Access::Public, upload),
+        ByTemplate(Home).at(post, build, WRITE, start),
+        ByTemplate(Home).at(post, "/templates/{id}/redo", WRITE, redo),
+        ByTemplate(AnyCopy).at(get, "/templates/{id}/order", READ, order),
+        ByTemplate(AnyCopy).at(get, "/templates/{id}/builds/{build}/status", READ, status),
+        ByTemplate(AnyCopy).at(get, "/templates/{id}/builds/{build}/logs", READ, logs),
+        ByBody.at(post, "/templates/tags", WRITE, assign),
+        ByBody.at(delete, "/templates/tags", WRITE, unassign),
     ]
 }
 

@@ -1,8 +1,8 @@
-//! A route: its method, its path, who may use it, and its handler.
+//! A route: its method, its path, who may use it, which node serves it, and its handler.
 
 use axum::routing::{MethodFilter, MethodRouter, on};
 
-use super::app::App;
+use super::{app::App, spread::Spread};
 use crate::auth::Scope;
 
 /// The access that a route requires.
@@ -21,24 +21,28 @@ pub struct Endpoint {
     /// Path with parameters in braces.
     pub path: &'static str,
     pub access: Access,
+    pub(super) spread: Spread,
     pub(super) handler: MethodRouter<App>,
 }
 
-impl Endpoint {
-    pub(super) fn new<H, T>(
+impl Spread {
+    /// A route that is distributed in this way.
+    pub(super) fn at<H, T>(
+        self,
         filter: MethodFilter,
         path: &'static str,
         access: Access,
         handler: H,
-    ) -> Self
+    ) -> Endpoint
     where
         H: axum::handler::Handler<T, App>,
         T: 'static,
     {
-        Self {
+        Endpoint {
             method: name_of(filter),
             path,
             access,
+            spread: self,
             handler: on(filter, handler),
         }
     }

@@ -271,8 +271,16 @@ fn cluster_status(why: &ClusterError) -> StatusCode {
         ClusterError::NameTaken(_)
         | ClusterError::Full(_)
         | ClusterError::NodeLives(_)
+        | ClusterError::Founded
         | ClusterError::Alone => StatusCode::CONFLICT,
-        _ => StatusCode::SERVICE_UNAVAILABLE,
+        ClusterError::Config(_)
+        | ClusterError::Unreachable { .. }
+        | ClusterError::OldEtcd { .. }
+        | ClusterError::NoCluster
+        | ClusterError::Accounts(_)
+        | ClusterError::OtherFormat(_)
+        | ClusterError::Unknown
+        | ClusterError::NoAuthority(_) => StatusCode::SERVICE_UNAVAILABLE,
     }
 }
 

@@ -16,6 +16,7 @@ use super::{
     body::OfSandbox,
     endpoint::{Access, Endpoint},
     error::ApiError,
+    spread::Spread,
 };
 use crate::{auth::Scope, egress::time_of, telemetry::name_of_reason};
 
@@ -23,12 +24,7 @@ const READ: Access = Access::Key(Scope::SandboxesRead);
 
 pub(super) fn endpoints() -> Vec<Endpoint> {
     let get = MethodFilter::GET;
-    vec![Endpoint::new(
-        get,
-        "/sandboxes/{id}/network/events",
-        READ,
-        list,
-    )]
+    vec![Spread::BySandbox.at(get, "/sandboxes/{id}/network/events", READ, list)]
 }
 
 /// `reason` of calls: refused by the proxy, and not refused.

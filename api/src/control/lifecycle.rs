@@ -16,6 +16,7 @@ use super::{
     endpoint::{Access, Endpoint},
     error::ApiError,
     network,
+    spread::Spread,
     timeout::{TIMEOUT_S, timeout},
     wire,
 };
@@ -32,13 +33,13 @@ const REFRESH_S: u32 = 15;
 pub(super) fn endpoints() -> Vec<Endpoint> {
     let (post, put) = (MethodFilter::POST, MethodFilter::PUT);
     vec![
-        Endpoint::new(post, "/v2/sandboxes/{id}/connect", WRITE, connect),
-        Endpoint::new(post, "/sandboxes/{id}/connect", WRITE, connect_old),
-        Endpoint::new(post, "/sandboxes/{id}/timeout", WRITE, set_timeout),
-        Endpoint::new(post, "/sandboxes/{id}/pause", WRITE, pause),
-        Endpoint::new(post, "/sandboxes/{id}/resume", WRITE, resume),
-        Endpoint::new(post, "/sandboxes/{id}/refreshes", WRITE, refresh),
-        Endpoint::new(put, "/sandboxes/{id}/network", WRITE, set_network),
+        Spread::BySandbox.at(post, "/v2/sandboxes/{id}/connect", WRITE, connect),
+        Spread::BySandbox.at(post, "/sandboxes/{id}/connect", WRITE, connect_old),
+        Spread::BySandbox.at(post, "/sandboxes/{id}/timeout", WRITE, set_timeout),
+        Spread::BySandbox.at(post, "/sandboxes/{id}/pause", WRITE, pause),
+        Spread::BySandbox.at(post, "/sandboxes/{id}/resume", WRITE, resume),
+        Spread::BySandbox.at(post, "/sandboxes/{id}/refreshes", WRITE, refresh),
+        Spread::BySandbox.at(put, "/sandboxes/{id}/network", WRITE, set_network),
     ]
 }
 

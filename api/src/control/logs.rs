@@ -17,6 +17,7 @@ use super::{
     error::ApiError,
     events,
     query::Query,
+    spread::Spread,
 };
 use crate::{auth::Scope, registry::History};
 
@@ -29,8 +30,8 @@ const MAX_LINES: usize = 1000;
 pub(super) fn endpoints() -> Vec<Endpoint> {
     let get = MethodFilter::GET;
     vec![
-        Endpoint::new(get, "/sandboxes/{id}/logs", READ, old),
-        Endpoint::new(get, "/v2/sandboxes/{id}/logs", READ, new),
+        Spread::BySandbox.at(get, "/sandboxes/{id}/logs", READ, old),
+        Spread::BySandbox.at(get, "/v2/sandboxes/{id}/logs", READ, new),
     ]
 }
 

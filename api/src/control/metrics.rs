@@ -9,6 +9,10 @@ use super::{
     endpoint::{Access, Endpoint},
     error::ApiError,
     query::Query,
+    spread::{
+        Merge,
+        Spread::{BySandbox, List},
+    },
 };
 use crate::auth::Scope;
 
@@ -19,8 +23,8 @@ const MAX_IDS: usize = 100;
 pub(super) fn endpoints() -> Vec<Endpoint> {
     let get = MethodFilter::GET;
     vec![
-        Endpoint::new(get, "/sandboxes/{id}/metrics", READ, of_one),
-        Endpoint::new(get, "/sandboxes/metrics", READ, of_several),
+        BySandbox.at(get, "/sandboxes/{id}/metrics", READ, of_one),
+        List(Merge::Metrics).at(get, "/sandboxes/metrics", READ, of_several),
     ]
 }
 

@@ -12,6 +12,7 @@ use super::{
     body::{Body, Segment},
     endpoint::{Access, Endpoint},
     error::ApiError,
+    spread::Spread,
 };
 use crate::{
     auth::Scope,
@@ -29,10 +30,10 @@ const ALONE: &str = "00000000-0000-8000-a000-000000000002";
 pub(super) fn endpoints() -> Vec<Endpoint> {
     let (get, post, delete) = (MethodFilter::GET, MethodFilter::POST, MethodFilter::DELETE);
     vec![
-        Endpoint::new(get, "/nodes", ADMIN, list),
-        Endpoint::new(get, "/nodes/{id}", ADMIN, detail),
-        Endpoint::new(post, "/nodes/{id}", ADMIN, change),
-        Endpoint::new(delete, "/nodes/{id}", ADMIN, remove),
+        Spread::Own.at(get, "/nodes", ADMIN, list),
+        Spread::Own.at(get, "/nodes/{id}", ADMIN, detail),
+        Spread::Own.at(post, "/nodes/{id}", ADMIN, change),
+        Spread::Own.at(delete, "/nodes/{id}", ADMIN, remove),
     ]
 }
 

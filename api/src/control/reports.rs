@@ -25,6 +25,7 @@ use super::{
     app::{App, on_thread},
     endpoint::{Access, Endpoint},
     error::ApiError,
+    spread::Spread,
 };
 use crate::auth::Scope;
 
@@ -39,8 +40,8 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
     let get = MethodFilter::GET;
     let access = Access::Key(Scope::MetricsRead);
     vec![
-        Endpoint::new(get, "/benchmarks", access, list),
-        Endpoint::new(get, "/benchmarks/{name}", access, report),
+        Spread::Own.at(get, "/benchmarks", access, list),
+        Spread::Own.at(get, "/benchmarks/{name}", access, report),
     ]
 }
 

@@ -19,7 +19,10 @@ use super::{
     paging::put_token,
     paging::{Page, Position},
     query::Query,
-    spread::Merging,
+    spread::{
+        Merge, Merging,
+        Spread::{BySandbox, Create, List},
+    },
     timeout::{TIMEOUT_S, timeout},
     timing, wire,
 };
@@ -40,12 +43,12 @@ const OLD_TIMEOUT_S: u32 = 15;
 pub(super) fn endpoints() -> Vec<Endpoint> {
     let (get, post, delete) = (MethodFilter::GET, MethodFilter::POST, MethodFilter::DELETE);
     vec![
-        Endpoint::new(post, "/v2/sandboxes", WRITE, create),
-        Endpoint::new(post, "/sandboxes", WRITE, create_old),
-        Endpoint::new(get, "/v2/sandboxes", READ, list),
-        Endpoint::new(get, "/sandboxes", READ, list_old),
-        Endpoint::new(get, "/sandboxes/{id}", READ, detail),
-        Endpoint::new(delete, "/sandboxes/{id}", WRITE, kill),
+        Create.at(post, "/v2/sandboxes", WRITE, create),
+        Create.at(post, "/sandboxes", WRITE, create_old),
+        List(Merge::Pages).at(get, "/v2/sandboxes", READ, list),
+        List(Merge::Latest).at(get, "/sandboxes", READ, list_old),
+        BySandbox.at(get, "/sandboxes/{id}", READ, detail),
+        BySandbox.at(delete, "/sandboxes/{id}", WRITE, kill),
     ]
 }
 

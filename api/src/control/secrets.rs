@@ -19,6 +19,7 @@ use super::{
     error::ApiError,
     paging::{Page, Position, put_token},
     query::Query,
+    spread::Spread,
 };
 use crate::{
     auth::Scope,
@@ -32,11 +33,11 @@ const WRITE: Access = Access::Key(Scope::SecretsWrite);
 pub(super) fn endpoints() -> Vec<Endpoint> {
     let (get, post, delete) = (MethodFilter::GET, MethodFilter::POST, MethodFilter::DELETE);
     vec![
-        Endpoint::new(get, "/secrets", READ, list),
-        Endpoint::new(post, "/secrets", WRITE, create),
-        Endpoint::new(get, "/secrets/{id}", READ, info),
-        Endpoint::new(post, "/secrets/{id}", WRITE, update),
-        Endpoint::new(delete, "/secrets/{id}", WRITE, remove),
+        Spread::Own.at(get, "/secrets", READ, list),
+        Spread::Own.at(post, "/secrets", WRITE, create),
+        Spread::Own.at(get, "/secrets/{id}", READ, info),
+        Spread::Own.at(post, "/secrets/{id}", WRITE, update),
+        Spread::Own.at(delete, "/secrets/{id}", WRITE, remove),
     ]
 }
 

@@ -12,6 +12,7 @@ use super::{
     app::App,
     endpoint::{Access, Endpoint},
     error::ApiError,
+    spread::Spread,
 };
 use crate::{auth::Scope, telemetry::EgressStats};
 
@@ -24,11 +25,11 @@ pub(crate) const TEAM: &str = "00000000-0000-8000-a000-000000000001";
 pub(super) fn endpoints() -> Vec<Endpoint> {
     let get = MethodFilter::GET;
     vec![
-        Endpoint::new(get, "/health", Access::Public, health),
-        Endpoint::new(get, "/openapi.json", Access::Public, openapi),
-        Endpoint::new(get, "/metrics", Access::Key(Scope::MetricsRead), metrics),
-        Endpoint::new(get, "/teams", Access::Key(Scope::SandboxesRead), teams),
-        Endpoint::new(get, "/api-keys", Access::Key(Scope::SandboxesRead), keys),
+        Spread::Own.at(get, "/health", Access::Public, health),
+        Spread::Own.at(get, "/openapi.json", Access::Public, openapi),
+        Spread::Own.at(get, "/metrics", Access::Key(Scope::MetricsRead), metrics),
+        Spread::Own.at(get, "/teams", Access::Key(Scope::SandboxesRead), teams),
+        Spread::Own.at(get, "/api-keys", Access::Key(Scope::SandboxesRead), keys),
     ]
 }
 

@@ -12,7 +12,10 @@ use super::{
     error::ApiError,
     paging::{Page, Position, put_token},
     query::Query,
-    spread::Merging,
+    spread::{
+        Merge, Merging,
+        Spread::{BySandbox, List},
+    },
     templates,
     timeout::timeout,
     wire,
@@ -30,9 +33,9 @@ const FORK_TIMEOUT_S: u32 = 15;
 pub(super) fn endpoints() -> Vec<Endpoint> {
     let (get, post) = (MethodFilter::GET, MethodFilter::POST);
     vec![
-        Endpoint::new(post, "/sandboxes/{id}/snapshots", WRITE, snapshot),
-        Endpoint::new(post, "/sandboxes/{id}/fork", WRITE, fork),
-        Endpoint::new(get, "/snapshots", READ, list),
+        BySandbox.at(post, "/sandboxes/{id}/snapshots", WRITE, snapshot),
+        BySandbox.at(post, "/sandboxes/{id}/fork", WRITE, fork),
+        List(Merge::Pages).at(get, "/snapshots", READ, list),
     ]
 }
 

@@ -22,7 +22,11 @@ use super::{
     error::ApiError,
     paging::{Page, Position, put_token},
     query::Query,
-    spread::Merging,
+    spread::{
+        Merge, Merging,
+        ServedBy::{AnyCopy, Home},
+        Spread::{ByTemplate, List},
+    },
     wire::{self, ENVD_VERSION},
 };
 use crate::{
@@ -41,13 +45,13 @@ const WRITE: Access = Access::Key(Scope::TemplatesWrite);
 pub(super) fn endpoints() -> Vec<Endpoint> {
     let (get, delete) = (MethodFilter::GET, MethodFilter::DELETE);
     vec![
-        Endpoint::new(get, "/templates", READ, list),
-        Endpoint::new(get, "/v2/templates", READ, list_paged),
-        Endpoint::new(get, "/templates/{id}", READ, detail),
-        Endpoint::new(get, "/templates/aliases/{alias}", READ, alias),
-        Endpoint::new(get, "/templates/{id}/tags", READ, tags),
-        Endpoint::new(delete, "/templates/{id}", WRITE, remove),
-        Endpoint::new(MethodFilter::PATCH, "/v2/templates/{id}", WRITE, update),
+        List(Merge::Templates).at(get, "/templates", READ, list),
+        List(Merge::TemplatePages).at(get, "/v2/templates", READ, list_paged),
+        ByTemplate(AnyCopy).at(get, "/templates/{id}", READ, detail),
+        ByTemplate(AnyCopy).at(get, "/templates/aliases/{alias}", READ, alias),
+        ByTemplate(AnyCopy).at(get, "/templates/{id}/tags", READ, tags),
+        ByTemplate(AnyCopy).at(delete, "/templates/{id}", WRITE, remove),
+        ByTemplate(Home).at(MethodFilter::PATCH, "/v2/templates/{id}", WRITE, update),
     ]
 }
 

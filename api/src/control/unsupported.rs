@@ -6,6 +6,7 @@ use axum::routing::MethodFilter;
 use super::{
     endpoint::{Access, Endpoint},
     error::ApiError,
+    spread::Spread,
 };
 use crate::auth::Scope;
 
@@ -16,10 +17,10 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
     let write = Access::Key(Scope::TemplatesWrite);
     let mut all = Vec::new();
     for path in ["/volumes", "/volumes/{id}"] {
-        all.push(Endpoint::new(get, path, read, volumes));
+        all.push(Spread::Own.at(get, path, read, volumes));
     }
-    all.push(Endpoint::new(post, "/volumes", write, volumes));
-    all.push(Endpoint::new(delete, "/volumes/{id}", write, volumes));
+    all.push(Spread::Own.at(post, "/volumes", write, volumes));
+    all.push(Spread::Own.at(delete, "/volumes/{id}", write, volumes));
     all
 }
 

@@ -18,6 +18,7 @@ use super::{
     error::ApiError,
     paging::{Order, Page, Position},
     query::Query,
+    spread::Spread::{BySandbox, Own},
 };
 use crate::{
     auth::Scope,
@@ -36,15 +37,15 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
     let (get, post, patch) = (MethodFilter::GET, MethodFilter::POST, MethodFilter::PATCH);
     let (all, one) = ("/events/webhooks", "/events/webhooks/{id}");
     vec![
-        Endpoint::new(get, "/events/sandboxes", READ, list),
-        Endpoint::new(get, "/events/sandboxes/{id}", READ, list_of_sandbox),
-        Endpoint::new(get, all, READ, webhooks),
-        Endpoint::new(post, all, WRITE, create),
-        Endpoint::new(get, one, READ, webhook),
-        Endpoint::new(patch, one, WRITE, update),
-        Endpoint::new(MethodFilter::DELETE, one, WRITE, remove),
-        Endpoint::new(get, "/events/webhooks/{id}/deliveries", READ, deliveries),
-        Endpoint::new(get, "/events/webhooks/{id}/stats", READ, stats),
+        Own.at(get, "/events/sandboxes", READ, list),
+        BySandbox.at(get, "/events/sandboxes/{id}", READ, list_of_sandbox),
+        Own.at(get, all, READ, webhooks),
+        Own.at(post, all, WRITE, create),
+        Own.at(get, one, READ, webhook),
+        Own.at(patch, one, WRITE, update),
+        Own.at(MethodFilter::DELETE, one, WRITE, remove),
+        Own.at(get, "/events/webhooks/{id}/deliveries", READ, deliveries),
+        Own.at(get, "/events/webhooks/{id}/stats", READ, stats),
     ]
 }
 
