@@ -18,6 +18,7 @@ mod conn;
 mod dispatch;
 mod forward;
 mod gate;
+mod route;
 
 // Limits, and who is counted.
 pub mod limits;

@@ -10,6 +10,7 @@ use axum::extract::ConnectInfo;
 use axum::http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, header,
 };
+use cluster::NodeId;
 use envd::ENVD_PORT;
 use hyper::body::{Body as _, Incoming};
 use hyper::service::Service;
@@ -18,14 +19,14 @@ use model::SandboxId;
 
 use super::Came;
 use super::forward;
-use super::gate::{Gate, Passage, Recipient};
+use super::gate::{Gate, Recipient, Ticket};
 use super::guesses::GuessLimiter;
 use super::limits::{BODY_PAUSE, Limits};
+use super::route::Route;
 use crate::auth::Authenticator;
 use crate::peers::{CLIENT, LAST_HOP, Peer, Peers, Place, internal, moves::Moves};
 use crate::proxy::{
-    Destination, Form, Hosts, Origin, Proxy, Refusal, Routes, Target, Upload, by_path, host,
-    isolate,
+    ByPath, Destination, Form, Hosts, Origin, Proxy, Refusal, Routes, Upload, host, isolate,
 };
 use crate::registry::{SignatureError, check_signed};
 
@@ -168,17 +169,8 @@ impl<R: Routes> Dispatch<R> {
             request.headers_mut().insert(header::HOST, own);
         }
         let host = host(request.uri(), request.headers())?;
-        let target = self.hosts.target(request.uri(), request.headers());
-        let operation = signed_operation(&request);
-        let by_path = match target {
-            Ok(Target::Control) => by_path(request.uri()),
-            Ok(_) | Err(_) => None,
-        };
-        let passage = match target {
-            Ok(Target::Control) if operation.is_none() && by_path.is_none() => Passage::Control,
-            Ok(_) | Err(_) => Passage::Traffic,
-        };
-        let (recipient, ticket) = self.gate.pass(passage).await;
+        let route = Route::of(&self.hosts, &request);
+        let (recipient, ticket) = self.gate.pass(route.passage()).await;
         let backend = match recipient {
             Recipient::Backend(backend) => backend,
             Recipient::Successor(path) => {
@@ -204,107 +196,99 @@ impl<R: Routes> Dispatch<R> {
                 }
             }
         };
-        let guess = match (&target, &operation) {
-            (Ok(Target::Control), Some(Ok(_))) => Some(self.guesses.take(peer, request.headers())?),
-            (Ok(_) | Err(_), _) => None,
+        let passed = Passed {
+            backend,
+            ticket,
+            request,
+            peer,
+            host,
+            held,
         };
-        let is_forwarded = request.extensions().get::<Arc<Peer>>().is_some();
-        if let Some(side) = &backend.cluster {
-            let id = match (&by_path, &target) {
-                (Some(Ok(found)), _) => Some(found.id.clone()),
-                (None, Ok(Target::Sandbox { id, .. })) => Some(id.clone()),
-                (None | Some(Err(_)), _) => None,
-            };
-            if let Some(id) = &id {
-                side.moves.settled(id).await;
-            }
-            let place = match (id, &operation) {
-                (Some(id), _) if backend.proxy.routes().has(&id).await => Place::Here,
-                (Some(id), _) if is_forwarded => side.further(&id, &request),
-                (None, _) if is_forwarded => Place::Here,
-                (Some(id), _) => side.place(&id)?,
-                (None, Some(Ok(operation))) if matches!(target, Ok(Target::Control)) => {
-                    side.signer(&backend.proxy, &request, operation).await?
-                }
-                (None, _) => Place::Here,
-            };
-            if let Place::Node(node) = place {
-                drop(ticket);
-                if let Some(guess) = guess {
-                    guess.forgive();
-                }
-                let forwarded = side.peers.forward(&node, request, peer, &host, held);
-                return Ok(Answered::Successor(forwarded.await?));
-            }
+        match route {
+            Route::Control => Ok(Answered::Control(self.control(passed).await)),
+            Route::ByHost { id, port } => match passed.elsewhere(&id).await? {
+                Some(node) => passed.forward(&node).await,
+                None => Ok(Answered::Sandbox(self.sandbox(passed, id, port).await?)),
+            },
+            Route::ByPath(found) => match passed.elsewhere(&found.id).await? {
+                Some(node) => passed.forward(&node).await,
+                None => self.by_path(passed, found).await,
+            },
+            Route::Signed(operation) => self.signed(passed, operation).await,
+            Route::Invalid(refusal) => Err(refusal),
         }
-        request.headers_mut().remove(LAST_HOP);
-        if let Some(found) = by_path {
-            let found = found?;
-            let to = Destination {
-                id: found.id,
-                port: found.port,
-                host,
-            };
-            *request.uri_mut() = found.uri;
-            let mut response = self.sandbox(&backend, request, &to, held, ticket).await?;
-            let origin = if self.hosts.are_strict() {
-                Origin::Opaque
-            } else {
-                Origin::Shared
-            };
-            isolate(response.headers_mut(), origin, Some(&found.prefix));
-            return Ok(Answered::Sandbox(response));
-        }
-        let target = target?;
-        let is_signed = operation.is_some() && matches!(target, Target::Control);
-        let to = match (target, operation) {
-            (Target::Sandbox { id, port }, _) => Destination { id, port, host },
-            (Target::Control, None) => {
-                if is_build_upload(&request) {
-                    // An upload may take an hour and changes no sandbox, so a handover does not wait for it.
-                    drop(ticket);
-                }
-                let response = self.control(&backend, request, peer).await;
-                return Ok(Answered::Control(response));
-            }
-            // A signed file URL that names no sandbox refers to the sandbox whose token signed it.
-            (Target::Control, Some(operation)) => {
-                let operation = operation?;
-                let query = request.uri().query().unwrap_or_default();
-                let found = backend.proxy.routes().find_by_signature(query, operation);
-                let id = found.await.ok_or_else(|| no_signer(query))?;
-                if let Some(guess) = guess {
-                    guess.forgive();
-                }
-                let port = ENVD_PORT;
-                Destination { id, port, host }
-            }
+    }
+
+    async fn by_path<H: Send + 'static>(
+        &self,
+        mut passed: Passed<R, H>,
+        found: ByPath,
+    ) -> Result<Answered, Refusal> {
+        *passed.request.uri_mut() = found.uri;
+        let mut response = self.sandbox(passed, found.id, found.port).await?;
+        let origin = if self.hosts.are_strict() {
+            Origin::Opaque
+        } else {
+            Origin::Shared
         };
-        let is_download = is_signed && request.method() == Method::GET;
-        let mut response = self.sandbox(&backend, request, &to, held, ticket).await?;
-        if is_signed {
-            // The response comes from the agent, which the guest controls, but the origin is the control plane's.
-            isolate(response.headers_mut(), Origin::Opaque, None);
-            let is_file = is_download && response.status().is_success();
-            let headers = response.headers_mut();
-            let nosniff = HeaderValue::from_static("nosniff");
-            headers.insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
-            if is_file {
-                let bytes = HeaderValue::from_static("application/octet-stream");
-                headers.insert(header::CONTENT_TYPE, bytes);
-            }
+        isolate(response.headers_mut(), origin, Some(&found.prefix));
+        Ok(Answered::Sandbox(response))
+    }
+
+    /// Serves a signed file URL, which refers to the sandbox whose token signed it. Counts it as a guess until that
+    /// sandbox is found.
+    async fn signed<H: Send + 'static>(
+        &self,
+        passed: Passed<R, H>,
+        operation: &'static str,
+    ) -> Result<Answered, Refusal> {
+        let request = &passed.request;
+        let guess = self.guesses.take(passed.peer, request.headers())?;
+        if let Some(side) = &passed.backend.cluster
+            && !is_forwarded(request)
+            && let Place::Node(node) = side
+                .signer(&passed.backend.proxy, request, operation)
+                .await?
+        {
+            guess.forgive();
+            return passed.forward(&node).await;
+        }
+        let query = request.uri().query().unwrap_or_default();
+        let routes = passed.backend.proxy.routes();
+        let found = routes.find_by_signature(query, operation).await;
+        let id = found.ok_or_else(|| no_signer(query))?;
+        guess.forgive();
+        let is_download = request.method() == Method::GET;
+        let mut response = self.sandbox(passed, id, ENVD_PORT).await?;
+        // The response comes from the agent, which the guest controls, but the origin is the control plane's.
+        isolate(response.headers_mut(), Origin::Opaque, None);
+        let is_file = is_download && response.status().is_success();
+        let headers = response.headers_mut();
+        let nosniff = HeaderValue::from_static("nosniff");
+        headers.insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
+        if is_file {
+            let bytes = HeaderValue::from_static("application/octet-stream");
+            headers.insert(header::CONTENT_TYPE, bytes);
         }
         Ok(Answered::Sandbox(response))
     }
 
-    async fn sandbox(
+    /// Sends a request to a sandbox of this node.
+    async fn sandbox<H: Send + 'static>(
         &self,
-        backend: &Backend<R>,
-        mut request: Request<Upload>,
-        to: &Destination,
-        held: impl Send + 'static,
-        ticket: impl Send,
+        passed: Passed<R, H>,
+        id: SandboxId,
+        port: u16,
     ) -> Result<Response<Body>, Refusal> {
+        let Passed {
+            backend,
+            ticket,
+            mut request,
+            host,
+            held,
+            ..
+        } = passed;
+        request.headers_mut().remove(LAST_HOP);
         if let Some(keys) = &backend.keys {
             keys.strip(request.headers_mut());
         }
@@ -314,23 +298,72 @@ impl<R: Routes> Dispatch<R> {
             Some(_) => request.map(|body| body.with_patience(self.body_pause)),
             None => request,
         };
-        backend.proxy.pass(request, to, held, ticket).await
+        let to = Destination { id, port, host };
+        backend.proxy.pass(request, &to, held, ticket).await
     }
 
-    async fn control(
-        &self,
-        backend: &Backend<R>,
-        request: Request<Upload>,
-        peer: SocketAddr,
-    ) -> Response<Body> {
+    async fn control<H>(&self, passed: Passed<R, H>) -> Response<Body> {
+        let Passed {
+            backend,
+            ticket,
+            request,
+            peer,
+            ..
+        } = passed;
+        // An upload may take an hour and changes no sandbox, so a handover does not wait for it.
+        let _ticket = (!is_build_upload(&request)).then_some(ticket);
         let pause = self.body_pause;
         let mut request = request.map(|body| Body::new(body.with_patience(pause)));
+        request.headers_mut().remove(LAST_HOP);
         request.extensions_mut().insert(ConnectInfo(peer));
         match backend.control.call(request).await {
             Ok(response) => response,
             Err(never) => match never {},
         }
     }
+}
+
+/// A request that has passed the gate, and the connection that it came from.
+struct Passed<R, H> {
+    backend: Arc<Backend<R>>,
+    ticket: Ticket<R>,
+    request: Request<Upload>,
+    /// The client, also if another node has forwarded its request.
+    peer: SocketAddr,
+    host: String,
+    /// Kept until an upgraded connection ends.
+    held: H,
+}
+
+impl<R: Routes, H: Send + 'static> Passed<R, H> {
+    /// The other node that serves this sandbox, if this one does not.
+    async fn elsewhere(&self, id: &SandboxId) -> Result<Option<NodeId>, Refusal> {
+        let Some(side) = &self.backend.cluster else {
+            return Ok(None);
+        };
+        side.moves.settled(id).await;
+        if self.backend.proxy.routes().has(id).await {
+            Ok(None)
+        } else if is_forwarded(&self.request) {
+            Ok(side.further(id, &self.request))
+        } else {
+            side.place(id)
+        }
+    }
+
+    async fn forward(self, node: &NodeId) -> Result<Answered, Refusal> {
+        drop(self.ticket);
+        let side = self.backend.cluster.as_ref().ok_or(Refusal::NotMember)?;
+        let forwarded = side
+            .peers
+            .forward(node, self.request, self.peer, &self.host, self.held);
+        Ok(Answered::Successor(forwarded.await?))
+    }
+}
+
+/// Whether another node has forwarded the request.
+fn is_forwarded(request: &Request<Upload>) -> bool {
+    request.extensions().get::<Arc<Peer>>().is_some()
 }
 
 /// The kind of a request on the cluster listener.
@@ -374,18 +407,16 @@ impl ClusterSide {
 
     /// Where to forward a forwarded request whose sandbox is not here: once more to another node, if the sandbox has
     /// moved.
-    fn further(&self, id: &SandboxId, request: &Request<Upload>) -> Place {
+    fn further(&self, id: &SandboxId, request: &Request<Upload>) -> Option<NodeId> {
         let is_last = request.headers().contains_key(LAST_HOP);
-        match self.peers.moved(id).filter(|_| !is_last) {
-            Some(node) => Place::Node(node),
-            None => Place::Here,
-        }
+        self.peers.moved(id).filter(|_| !is_last)
     }
 
-    fn place(&self, id: &SandboxId) -> Result<Place, Refusal> {
+    fn place(&self, id: &SandboxId) -> Result<Option<NodeId>, Refusal> {
         match self.peers.find(id) {
+            Place::Here => Ok(None),
+            Place::Node(node) => Ok(Some(node)),
             Place::Away(node) => Err(self.peers.away(&node, id)),
-            place => Ok(place),
         }
     }
 
@@ -441,20 +472,6 @@ fn no_signer(query: &str) -> Refusal {
 fn is_build_upload<B>(request: &Request<B>) -> bool {
     let path = request.uri().path();
     request.method() == Method::PUT && path.starts_with("/templates/") && path.contains("/files/")
-}
-
-/// The operation that the signature of a signed file URL covers. `None`: the URL is not a signed file URL.
-fn signed_operation<B>(request: &Request<B>) -> Option<Result<&'static str, Refusal>> {
-    let query = request.uri().query().unwrap_or_default();
-    let is_signed = query.split('&').any(|pair| pair.starts_with("signature="));
-    if request.uri().path() != "/files" || !is_signed {
-        return None;
-    }
-    Some(match *request.method() {
-        Method::GET | Method::HEAD => Ok("read"),
-        Method::POST | Method::PUT => Ok("write"),
-        _ => Err(Refusal::Method),
-    })
 }
 
 /// Refuses CONNECT and requests with ambiguous body lengths, before they reach a sandbox or the control plane.
