@@ -13,7 +13,8 @@ export class ApiError extends Error {
 
 export function explain(error: unknown): string {
   if (error instanceof ApiError) {
-    return error.status === 0 ? error.message : `${error.message} (${error.status})`;
+    // A message of the API says what to change; a failure of the server is looked up by its status.
+    return error.status >= 500 ? `${error.message} (${error.status})` : error.message;
   }
   return error instanceof Error ? error.message : String(error);
 }
@@ -164,7 +165,7 @@ export interface Listed {
 export interface Detail extends Listed {
   envdAccessToken?: string;
   allowInternetAccess?: boolean;
-  network?: { allowOut?: string[]; denyOut?: string[]; rules?: Record<string, unknown>; allowPublicTraffic?: boolean };
+  network?: { allowOut?: string[]; denyOut?: string[]; dnsServers?: string[]; egressProxy?: unknown; rules?: Record<string, unknown>; allowPublicTraffic?: boolean };
   lifecycle?: { autoResume: boolean; onTimeout: "pause" | "kill" };
   pauseMode?: "full" | "filesystem";
 }
@@ -225,6 +226,7 @@ export interface Template {
   storedBytes?: number;
   names: string[];
   aliases: string[];
+  installed?: boolean;
   createdAt: string;
   updatedAt: string;
   spawnCount: number;

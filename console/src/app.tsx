@@ -2,6 +2,7 @@
 import { effect, signal, untracked } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { get } from "./api";
+import { forgetCells } from "./cells/cells";
 import { Keys } from "./pages/keys";
 import { Nodes } from "./pages/nodes";
 import { Overview } from "./pages/overview";
@@ -12,7 +13,9 @@ import { SignIn } from "./pages/sign-in";
 import { Snapshots } from "./pages/snapshots";
 import { Templates } from "./pages/templates";
 import { SandboxPage } from "./sandbox/page";
-import { access, dismiss, key, link, notices, online, revival, route, signOut, theme, type Theme } from "./session";
+import { leaveShells } from "./sandbox/shells";
+import { access, dialogs, key, link, online, revival, route, signOut, theme, type Theme } from "./session";
+import { Notices } from "./ui/notices";
 import { Button } from "./ui/parts";
 
 /** Whether the server is a node of a cluster. */
@@ -64,7 +67,7 @@ export function App() {
           <Page />
         </main>
       </div>
-      <Notices />
+      {dialogs.value.length === 0 && <Notices />}
     </>
   );
 }
@@ -88,9 +91,15 @@ function Header() {
       <Button onClick={() => (theme.value = next[theme.value])} label={`Theme: ${theme.value}. Change`}>
         {{ system: "◐ System", light: "○ Light", dark: "● Dark" }[theme.value]}
       </Button>
-      {key.value && access.value === "granted" && <Button onClick={signOut}>Forget key</Button>}
+      {key.value && access.value === "granted" && <Button onClick={forget}>Forget key</Button>}
     </header>
   );
+}
+
+function forget() {
+  leaveShells();
+  forgetCells();
+  signOut();
 }
 
 function Navigation() {
@@ -152,21 +161,6 @@ function Opening() {
       <span class="bar" />
       <span class="bar" />
       <span class="bar short" />
-    </div>
-  );
-}
-
-function Notices() {
-  return (
-    <div class="notices" role="log" aria-label="Messages" aria-live="polite">
-      {notices.value.map((notice) => (
-        <div key={notice.id} class={`notice ${notice.kind}`}>
-          <span>{notice.text}</span>
-          <button type="button" aria-label="Close the message" onClick={() => dismiss(notice.id)}>
-            ×
-          </button>
-        </div>
-      ))}
     </div>
   );
 }

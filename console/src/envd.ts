@@ -46,9 +46,9 @@ async function reach(guest: Guest, port: number, path: string, init: RequestInit
   return response;
 }
 
-/** A call of the agent with one message each way. With `keepalive` it outlives the page. */
-export async function call<T>(guest: Guest, method: string, message: unknown, user?: string, keepalive = false): Promise<T> {
-  const init = { keepalive, method: "POST", headers: { "Content-Type": "application/json", "Connect-Protocol-Version": "1" }, body: JSON.stringify(message) };
+/** A call of the agent with one message each way. */
+export async function call<T>(guest: Guest, method: string, message: unknown, user?: string): Promise<T> {
+  const init = { method: "POST", headers: { "Content-Type": "application/json", "Connect-Protocol-Version": "1" }, body: JSON.stringify(message) };
   const response = await reach(guest, AGENT, `/${method}`, init, user);
   const text = await limited(response, MOST_ANSWER);
   return (text ? JSON.parse(text) : {}) as T;

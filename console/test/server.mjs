@@ -16,7 +16,7 @@ export class Server {
     mkdirSync(this.reports);
     this.url = `http://127.0.0.1:${PORT}`;
     this.program = join(process.env.CUBE_BIN, "cube-api");
-    const scopes = ["sandboxes:read", "sandboxes:write", "templates:read", "templates:write", "secrets:read", "secrets:write", "metrics:read"];
+    const scopes = ["sandboxes:read", "sandboxes:write", "templates:read", "templates:write", "secrets:read", "secrets:write", "metrics:read", "nodes:admin"];
     this.key = this.newKey("console", scopes);
     this.narrowKey = this.newKey("narrow", ["sandboxes:read"]);
   }

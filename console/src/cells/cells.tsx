@@ -1,5 +1,5 @@
 // Runs cells on the sandbox's code interpreter.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { signal } from "@preact/signals";
 import { explain } from "../api";
 import { execute, guestOf } from "../envd";
 import { count } from "../text";
@@ -20,20 +20,34 @@ const LANGUAGES = ["python", "javascript", "typescript", "bash", "r", "java"].ma
 const MOST_PIECES = 200;
 const MOST_TEXT = 200_000;
 
+/** The cells of a sandbox, as long as this page lives. */
+class Book {
+  readonly cells = signal<Cell[]>([]);
+  readonly code = signal("");
+  readonly language = signal("python");
+  running: AbortController | undefined;
+}
+const books = new Map<string, Book>();
+
+export function forgetCells(): void {
+  for (const book of books.values()) book.running?.abort();
+  books.clear();
+}
+
 export function Cells({ id }: { id: string }) {
-  const [cells, setCells] = useState<Cell[]>([]);
-  const [code, setCode] = useState("");
-  const [language, setLanguage] = useState("python");
-  const running = useRef<AbortController | undefined>(undefined);
-  useEffect(() => () => running.current?.abort(), []);
-  const change = (cell: number, by: (before: Cell) => Cell) => setCells((all) => all.map((one) => (one.id === cell ? by(one) : one)));
+  const book = books.get(id) ?? new Book();
+  books.set(id, book);
+  const [cells, code, language] = [book.cells.value, book.code.value, book.language.value];
+  const change = (cell: number, by: (before: Cell) => Cell) => {
+    book.cells.value = book.cells.value.map((one) => (one.id === cell ? by(one) : one));
+  };
   const run = async () => {
-    if (!code.trim() || running.current) return;
+    if (!code.trim() || book.running) return;
     const abort = new AbortController();
-    running.current = abort;
+    book.running = abort;
     const cell: Cell = { id: Date.now(), language, code, pieces: [], state: "runs" };
-    setCells((all) => [...all.slice(-19), cell]);
-    setCode("");
+    book.cells.value = [...book.cells.value.slice(-19), cell];
+    book.code.value = "";
     try {
       for await (const event of execute(await guestOf(id), cell.code, language, abort.signal)) {
         change(cell.id, (before) => after(before, event));
@@ -43,7 +57,7 @@ export function Cells({ id }: { id: string }) {
       const value = abort.signal.aborted ? "The cell was interrupted." : explain(error);
       change(cell.id, (before) => ({ ...before, state: "failed", pieces: [...before.pieces, { kind: "error", name: "", value, traceback: "" }] }));
     }
-    running.current = undefined;
+    book.running = undefined;
   };
   const isRunning = cells.some((cell) => cell.state === "runs");
   return (
@@ -72,7 +86,7 @@ export function Cells({ id }: { id: string }) {
           spellcheck={false}
           value={code}
           placeholder="print(6*7)"
-          onInput={(event) => setCode(event.currentTarget.value)}
+          onInput={(event) => (book.code.value = event.currentTarget.value)}
           onKeyDown={(event) => {
             if (event.key === "Enter" && (event.ctrlKey || event.metaKey || event.shiftKey)) {
               event.preventDefault();
@@ -81,11 +95,11 @@ export function Cells({ id }: { id: string }) {
           }}
         />
         <div class="tools">
-          <Choice label="Language" value={language} onInput={setLanguage} options={LANGUAGES} />
+          <Choice label="Language" value={language} onInput={(value) => (book.language.value = value)} options={LANGUAGES} />
           <button type="submit" class="main" disabled={isRunning || !code.trim()}>
             Run
           </button>
-          {isRunning && <Button onClick={() => running.current?.abort()}>Interrupt</Button>}
+          {isRunning && <Button onClick={() => book.running?.abort()}>Interrupt</Button>}
           <span class="hint">Ctrl+Enter runs</span>
         </div>
       </form>

@@ -1,26 +1,35 @@
 import { useState } from "preact/hooks";
-import { at, get, post, type BuildInfo, type LogEntry } from "../api";
+import { at, get, post, type BuildInfo, type LogEntry, type Template, type TemplateBuild } from "../api";
 import { useLive } from "../live";
-import { go, link } from "../session";
-import { line } from "../text";
+import { arrival, link } from "../session";
+import { line, span } from "../text";
 import { Button, Choice, Empty, Failure, Field, Loaded, Panel, StateBadge } from "../ui/parts";
 import { Lines } from "../sandbox/logs";
 import { readDockerfile } from "./dockerfile";
+import { nameOf } from "./names";
 
-const EXAMPLE = "FROM debian:12\nRUN apt-get update && apt-get install -y jq\nENV GREETING=hello\nWORKDIR /srv\n";
+/** Builds without a registry and without the internet, if the server has installed templates. */
+const example = (base: string) => `FROM ${base}\nENV GREETING=hello\nWORKDIR /home/user/app\nRUN echo "$GREETING from the build" > greeting.txt\n`;
+const IMAGE = "debian:12";
 
 export function BuildForm() {
   const [name, setName] = useState("");
   const [source, setSource] = useState("dockerfile");
-  const [dockerfile, setDockerfile] = useState(EXAMPLE);
+  const [typed, setTyped] = useState<string>();
   const [image, setImage] = useState("");
   const [start, setStart] = useState("");
   const [ready, setReady] = useState("");
   const [cpus, setCpus] = useState("1");
   const [memory, setMemory] = useState("512");
+  const templates = useLive((signal) => get<Template[]>("/templates", signal), 0);
+  const installed = (templates.data ?? []).filter((one) => one.installed).map(nameOf);
+  const dockerfile = typed ?? (templates.data || templates.error ? example(installed.includes("base") ? "base" : (installed[0] ?? IMAGE)) : "");
   const build = async () => {
+    const arrive = arrival();
     const read = source === "dockerfile" ? readDockerfile(dockerfile) : undefined;
-    const origin = source === "template" ? { fromTemplate: image.trim() } : { fromImage: read?.image ?? image.trim() };
+    const from = read?.image ?? image.trim();
+    const isTemplate = source === "template" || (source === "dockerfile" && installed.includes(from));
+    const origin = isTemplate ? { fromTemplate: from } : { fromImage: from };
     const made = await post<{ templateID: string; buildID: string }>("/v3/templates", { name: name.trim(), cpuCount: Number(cpus), memoryMB: Number(memory) });
     await post(at`/v2/templates/${made.templateID}/builds/${made.buildID}`, {
       ...origin,
@@ -28,7 +37,7 @@ export function BuildForm() {
       ...((start || read?.startCmd) && { startCmd: start || read?.startCmd }),
       ...(ready && { readyCmd: ready }),
     });
-    go("templates", made.templateID, made.buildID);
+    arrive(`Building ${name.trim()}.`, "templates", made.templateID, made.buildID);
   };
   return (
     <>
@@ -53,11 +62,13 @@ export function BuildForm() {
           {source === "dockerfile" ? (
             <div class="field">
               <label for="dockerfile">Dockerfile</label>
-              <textarea id="dockerfile" rows={9} spellcheck={false} value={dockerfile} onInput={(event) => setDockerfile(event.currentTarget.value)} />
-              <p class="hint">FROM, RUN, ENV, ARG, WORKDIR, USER, CMD, ENTRYPOINT. For COPY and ADD use `cube template build`.</p>
+              <textarea id="dockerfile" rows={9} spellcheck={false} value={dockerfile} onInput={(event) => setTyped(event.currentTarget.value)} />
+              <p class="hint">
+                FROM takes an image{installed.length > 0 && ` or an installed template (${line(installed.join(", "), 200)})`}. Also: RUN, ENV, ARG, WORKDIR, USER, CMD, ENTRYPOINT. For COPY and ADD, use <code>cube template build</code>.
+              </p>
             </div>
           ) : (
-            <Field label={source === "image" ? "Image" : "Template"} value={image} onInput={setImage} placeholder={source === "image" ? "debian:12" : "base"} />
+            <Field label={source === "image" ? "Image" : "Template"} value={image} onInput={setImage} placeholder={source === "image" ? IMAGE : "base"} />
           )}
           <div class="form two">
             <Field label="Start command (optional)" value={start} onInput={setStart} />
@@ -88,15 +99,20 @@ export function BuildLog({ template, build }: { template: string; build: string 
         info = await get<BuildInfo>(at`/templates/${template}/builds/${build}/status` + `?logsOffset=${lines.length}&limit=100`, signal);
         lines.push(...info.logEntries);
       } while (info.logEntries.length === 100 && lines.length < MOST_LINES);
-      return { status: info.status, reason: info.reason, lines: [...lines] };
+      const whole = await get<{ names: string[]; aliases: string[]; builds: TemplateBuild[] }>(at`/templates/${template}`, signal).catch(() => undefined);
+      return { status: info.status, reason: info.reason, lines: [...lines], whole };
     },
     1000,
     [template, build],
   );
+  const { whole } = live.data ?? {};
+  const name = whole ? nameOf({ ...whole, templateID: template }) : "";
+  const own = whole?.builds.find((one) => one.buildID === build);
   return (
     <>
       <div class="head">
-        <h1>Build</h1>
+        <h1>{name ? `Build of ${line(name.split(":")[0], 80)}` : "Build"}</h1>
+        {own && <span class="muted">{own.finishedAt ? `took ${span(own.createdAt, new Date(own.finishedAt).getTime())}` : `for ${span(own.createdAt)}`}</span>}
         {live.data && <StateBadge state={live.data.status} />}
         <a class="button" href={link("templates", template)}>
           Template

@@ -47,7 +47,7 @@ export function readDockerfile(text: string): Read {
         break;
       case "COPY":
       case "ADD":
-        throw wrong(`${name} needs files of yours: use \`cube template build\``);
+        throw wrong(`${name} needs files from your machine: use \`cube template build\``);
       default:
         throw wrong(`${name} is not supported here`);
     }

@@ -1,20 +1,23 @@
-import { useMemo, useState } from "preact/hooks";
+import { useMemo } from "preact/hooks";
 import { ApiError, all, get, type Listed, type Metric } from "../api";
 import { useLive } from "../live";
 import { gauge, histogram, parse, quantile, sum, type Histogram, type Sample } from "../metrics";
 import { link } from "../session";
-import { bytes, count, millis } from "../text";
+import { bytes, count, line, millis } from "../text";
 import { Badge, Empty, Figure, Loaded, Panel, Table } from "../ui/parts";
 import { Series } from "../ui/series";
 
 const EVERY_MS = 2000;
-/** Points of the charts: ten minutes. */
-const KEPT = 300;
+/** What the charts show, seconds. */
+const KEPT_S = 600;
 const PHASES: [string, string][] = [
   ["confined", "Network confined"],
   ["resumed", "vCPU resumed"],
   ["agent_ready", "Agent ready"],
 ];
+
+/** Rows of the warm pool. */
+const MOST_TEMPLATES = 10;
 
 interface Point {
   at: number;
@@ -81,21 +84,23 @@ async function loadFleet(signal: AbortSignal): Promise<Fleet> {
   return { running: ids.length, paused: sandboxes.length - ids.length, cores, memory };
 }
 
+/** Kept while other pages are shown. */
+const kept: { points: Point[]; seen?: Sample[]; before?: { at: number; total: number } } = { points: [] };
+
 function useHistory(samples: Sample[] | undefined, cores: number | undefined): Point[] {
-  const [state] = useState<{ points: Point[]; seen?: Sample[]; before?: { at: number; total: number } }>({ points: [] });
   return useMemo(() => {
-    if (!samples || samples === state.seen) return state.points;
-    state.seen = samples;
+    if (!samples || samples === kept.seen) return kept.points;
+    kept.seen = samples;
     const now = Date.now() / 1000;
     const total = sum(samples, "cube_start_phase_seconds_count", { phase: "agent_ready" });
-    const before = state.before;
-    state.before = { at: now, total };
+    const before = kept.before;
+    kept.before = { at: now, total };
     // A counter that has shrunk is that of a new server.
     if (before && now > before.at && total >= before.total) {
       const starts = (total - before.total) / (now - before.at);
-      state.points = [...state.points.slice(1 - KEPT), { at: now, starts, cores: cores ?? null }];
+      kept.points = [...kept.points.filter((point) => point.at > now - KEPT_S), { at: now, starts, cores: cores ?? null }];
     }
-    return state.points;
+    return kept.points;
   }, [samples]);
 }
 
@@ -198,20 +203,27 @@ function Pool({ samples }: { samples: Sample[] }) {
   const of = (name: string) => new Map(samples.filter((s) => s.name === `cube_pool_template_${name}`).map((s) => [s.labels["template"] ?? "", s.value]));
   const [warm, wanted, loaded, hits, misses] = [of("warm"), of("wanted"), of("loaded"), of("hits_total"), of("misses_total")];
   if (warm.size === 0) return <Empty title="No template is in use">The stock of each template that is used appears here.</Empty>;
+  const uses = (name: string) => (hits.get(name) ?? 0) + (misses.get(name) ?? 0);
+  const names = [...warm.keys()].sort((a, b) => uses(b) - uses(a) || a.localeCompare(b));
   return (
-    <Table label="Warm pool" head={["Template", "#Warm", "#Wanted", "#Hit rate", "Memory"]}>
-      {[...warm.keys()].map((name) => {
-        const all = (hits.get(name) ?? 0) + (misses.get(name) ?? 0);
-        return (
-          <tr key={name}>
-            <td>{name}</td>
-            <td class="num">{warm.get(name)}</td>
-            <td class="num">{wanted.get(name)}</td>
-            <td class="num">{all ? `${Math.round(((hits.get(name) ?? 0) / all) * 100)} % of ${all}` : "–"}</td>
-            <td>{loaded.get(name) ? <Badge tone="info">loaded</Badge> : <Badge tone="calm">on disk</Badge>}</td>
-          </tr>
-        );
-      })}
-    </Table>
+    <>
+      <Table label="Warm pool" head={["Template", "#Warm", "#Wanted", "#Hits", "Memory"]}>
+        {names.slice(0, MOST_TEMPLATES).map((name) => {
+          const all = uses(name);
+          return (
+            <tr key={name}>
+              <td>
+                <span class="guest">{line(name, 60)}</span>
+              </td>
+              <td class="num">{warm.get(name)}</td>
+              <td class="num">{wanted.get(name)}</td>
+              <td class="num">{all ? `${Math.round(((hits.get(name) ?? 0) / all) * 100)} % of ${all}` : "–"}</td>
+              <td>{loaded.get(name) ? <Badge tone="info">loaded</Badge> : <Badge tone="calm">on disk</Badge>}</td>
+            </tr>
+          );
+        })}
+      </Table>
+      {names.length > MOST_TEMPLATES && <p class="pad muted">{count(names.length - MOST_TEMPLATES, "template")} with fewer starts not shown.</p>}
+    </>
   );
 }

@@ -1,10 +1,10 @@
 import { useState } from "preact/hooks";
-import { all, ask, get, type Listed, type Sandbox, type Template } from "../api";
+import { all, type Listed } from "../api";
 import { useLive } from "../live";
-import { go, link } from "../session";
-import { startOf } from "../sandbox/start";
+import { link } from "../session";
 import { count, line, span, when } from "../text";
-import { Button, Choice, Dialog, Empty, Field, Loaded, Panel, StateBadge, Table } from "../ui/parts";
+import { Button, Choice, Empty, Field, Loaded, Panel, StateBadge, Table } from "../ui/parts";
+import { NewSandbox } from "./new-sandbox";
 
 export function Sandboxes() {
   const [search, setSearch] = useState("");
@@ -86,58 +86,5 @@ function List({ list, search, create }: { list: Listed[]; search: string; create
         </tr>
       ))}
     </Table>
-  );
-}
-
-function NewSandbox({ onClose }: { onClose: () => void }) {
-  const templates = useLive((signal) => get<Template[]>("/templates", signal), 0);
-  const [template, setTemplate] = useState("");
-  const [minutes, setMinutes] = useState("15");
-  const [access, setAccess] = useState("default");
-  const names = (templates.data ?? []).filter((one) => one.buildStatus === "ready").flatMap((one) => one.names[0] ?? one.templateID);
-  const chosen = template || (names.includes("base") ? "base" : (names[0] ?? ""));
-  const create = async () => {
-    const timeout = Math.round(Number(minutes) * 60);
-    if (!(timeout > 0)) throw new Error("The timeout must be a number of minutes above zero.");
-    const body = {
-      templateID: chosen,
-      timeout,
-      ...(access === "none" && { network: { denyOut: ["0.0.0.0/0"] } }),
-      ...(access === "internet" && { network: { allowOut: ["0.0.0.0/0"] } }),
-    };
-    const { body: made, headers } = await ask<Sandbox>("POST", "/v2/sandboxes", body);
-    startOf.set(made.sandboxID, headers);
-    onClose();
-    go("sandboxes", made.sandboxID, "terminal");
-  };
-  return (
-    <Dialog
-      title="New sandbox"
-      onClose={onClose}
-      action={
-        <Button kind="main" onClick={create} disabled={!chosen}>
-          Start
-        </Button>
-      }
-    >
-      <Loaded live={templates}>
-        {() => (
-          <>
-            <Choice label="Template" value={chosen} onInput={setTemplate} options={names.map((name) => [name, line(name, 80)] as const)} />
-            <Field label="Timeout, minutes" type="number" min="1" value={minutes} onInput={setMinutes} hint="The sandbox ends then. It can be extended." />
-            <Choice
-              label="Outbound network"
-              value={access}
-              onInput={setAccess}
-              options={[
-                ["default", "As the server is configured"],
-                ["none", "Nothing"],
-                ["internet", "The internet, without private ranges"],
-              ]}
-            />
-          </>
-        )}
-      </Loaded>
-    </Dialog>
   );
 }

@@ -17,8 +17,8 @@ export function SignIn() {
   return (
     <div class="panel sign-in">
       <form class="dialog-body" onSubmit={submit}>
-        <h1>Key of this server</h1>
-        <Field label="API key" type="password" value={typed} onInput={setTyped} hint="Kept in this tab's memory only: it is gone with a reload." />
+        <h1>Sign in to this server</h1>
+        <Field label="API key" type="password" value={typed} onInput={setTyped} hint="This tab keeps the key, also when you reload the page. “Forget key” or closing the tab removes it; other tabs do not get it." />
         {refusal.value && (
           <p class="failure" role="alert">
             {line(refusal.value)}

@@ -5,6 +5,8 @@ import { useLive } from "../live";
 import { link, notify } from "../session";
 import { bytes, count, line, when } from "../text";
 import { Badge, Button, Dialog, Empty, Loaded, Panel, StateBadge } from "../ui/parts";
+import { nameOf } from "./names";
+import { NewSandbox } from "./new-sandbox";
 
 interface Forest {
   templates: Template[];
@@ -16,6 +18,7 @@ const MOST_DEEP = 12;
 
 export function Snapshots() {
   const [gone, setGone] = useState<Snapshot>();
+  const [from, setFrom] = useState<Snapshot>();
   const live = useLive(async (signal): Promise<Forest> => {
     const [templates, sandboxes, snapshots] = await Promise.all([get<Template[]>("/templates", signal), all<Listed>("/v2/sandboxes?state=running,paused"), all<Snapshot>("/snapshots")]);
     return { templates, sandboxes, snapshots };
@@ -25,9 +28,10 @@ export function Snapshots() {
       <div class="head">
         <h1>Snapshots</h1>
       </div>
-      <Panel title="Where each came from" tools={live.data && <span class="muted">{count(live.data.snapshots.length, "snapshot")}</span>}>
-        <Loaded live={live}>{(forest) => <Trees forest={forest} drop={setGone} />}</Loaded>
+      <Panel title="Snapshots by origin" tools={live.data && <span class="muted">{count(live.data.snapshots.length, "snapshot")}</span>}>
+        <Loaded live={live}>{(forest) => <Trees forest={forest} drop={setGone} start={setFrom} />}</Loaded>
       </Panel>
+      {from && <NewSandbox from={from.snapshotID} onClose={() => setFrom(undefined)} />}
       {gone && (
         <Dialog
           title="Delete the snapshot?"
@@ -47,17 +51,17 @@ export function Snapshots() {
           }
         >
           <p class="mono">{line(gone.names[0] ?? gone.snapshotID, 120)}</p>
-          <p class="muted">Sandboxes that were made from it go on.</p>
+          <p class="muted">Sandboxes that were started from it keep running.</p>
         </Dialog>
       )}
     </>
   );
 }
 
-function Trees({ forest, drop }: { forest: Forest; drop: (snapshot: Snapshot) => void }) {
+function Trees({ forest, drop, start }: Omit<Node, "deep">) {
   const { templates, sandboxes, snapshots } = forest;
   if (snapshots.length === 0) {
-    return <Empty title="No snapshots">Take one on the page of a running sandbox: others can then begin where it is.</Empty>;
+    return <Empty title="No snapshots">Take one on the page of a running sandbox: new sandboxes can then start from that state.</Empty>;
   }
   const known = new Set(sandboxes.map((one) => one.sandboxID));
   const orphans = snapshots.filter((one) => !one.sourceSandboxID || !known.has(one.sourceSandboxID));
@@ -69,13 +73,13 @@ function Trees({ forest, drop }: { forest: Forest; drop: (snapshot: Snapshot) =>
         <li key={template.templateID}>
           <div class="row">
             <Badge tone="calm">template</Badge>
-            <a href={link("templates", template.templateID)}>{line(template.names[0] ?? template.templateID, 80)}</a>
+            <a href={link("templates", template.templateID)}>{line(nameOf(template), 80)}</a>
           </div>
-          <OfTemplate id={template.templateID} forest={forest} drop={drop} deep={0} />
+          <OfTemplate id={template.templateID} forest={forest} drop={drop} start={start} deep={0} />
         </li>
       ))}
       {orphans.map((one) => (
-        <SnapshotNode key={one.snapshotID} snapshot={one} forest={forest} drop={drop} deep={0} note={one.sourceSandboxID ? `of the ended sandbox ${one.sourceSandboxID}` : "of an unknown sandbox"} />
+        <SnapshotNode key={one.snapshotID} snapshot={one} forest={forest} drop={drop} start={start} deep={0} note={one.sourceSandboxID ? `of the ended sandbox ${one.sourceSandboxID}` : "of an unknown sandbox"} />
       ))}
     </ul>
   );
@@ -84,10 +88,11 @@ function Trees({ forest, drop }: { forest: Forest; drop: (snapshot: Snapshot) =>
 interface Node {
   forest: Forest;
   drop: (snapshot: Snapshot) => void;
+  start: (snapshot: Snapshot) => void;
   deep: number;
 }
 
-function OfTemplate({ id, forest, drop, deep }: Node & { id: string }) {
+function OfTemplate({ id, forest, drop, start, deep }: Node & { id: string }) {
   const sandboxes = forest.sandboxes.filter((one) => one.templateID === id);
   if (sandboxes.length === 0 || deep > MOST_DEEP) return null;
   return (
@@ -105,7 +110,7 @@ function OfTemplate({ id, forest, drop, deep }: Node & { id: string }) {
             {made.length > 0 && (
               <ul>
                 {made.map((one) => (
-                  <SnapshotNode key={one.snapshotID} snapshot={one} forest={forest} drop={drop} deep={deep + 1} />
+                  <SnapshotNode key={one.snapshotID} snapshot={one} forest={forest} drop={drop} start={start} deep={deep + 1} />
                 ))}
               </ul>
             )}
@@ -116,7 +121,7 @@ function OfTemplate({ id, forest, drop, deep }: Node & { id: string }) {
   );
 }
 
-function SnapshotNode({ snapshot, forest, drop, deep, note }: Node & { snapshot: Snapshot; note?: string }) {
+function SnapshotNode({ snapshot, forest, drop, start, deep, note }: Node & { snapshot: Snapshot; note?: string }) {
   return (
     <li>
       <div class="row">
@@ -127,11 +132,14 @@ function SnapshotNode({ snapshot, forest, drop, deep, note }: Node & { snapshot:
         <span class="muted">
           {[snapshot.createdAt && when(snapshot.createdAt), snapshot.storedBytes !== undefined && bytes(snapshot.storedBytes), note].filter(Boolean).join(" · ")}
         </span>
+        <Button label={`Start a sandbox from the snapshot ${line(snapshot.names[0] ?? snapshot.snapshotID, 60)}`} onClick={() => start(snapshot)}>
+          Start a sandbox
+        </Button>
         <Button kind="danger" label={`Delete the snapshot ${line(snapshot.names[0] ?? snapshot.snapshotID, 60)}`} onClick={() => drop(snapshot)}>
           Delete
         </Button>
       </div>
-      <OfTemplate id={snapshot.snapshotID} forest={forest} drop={drop} deep={deep} />
+      <OfTemplate id={snapshot.snapshotID} forest={forest} drop={drop} start={start} deep={deep} />
     </li>
   );
 }

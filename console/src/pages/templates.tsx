@@ -1,10 +1,12 @@
 import { useState } from "preact/hooks";
 import { ask, at, get, post, remove, type Tag, type Template, type TemplateBuild } from "../api";
 import { useLive } from "../live";
-import { go, link, notify, route } from "../session";
+import { arrival, go, link, notify, route } from "../session";
 import { bytes, line, when } from "../text";
-import { Button, Dialog, Empty, Field, Loaded, Panel, StateBadge, Table } from "../ui/parts";
+import { Badge, Button, Dialog, Empty, Field, Loaded, Panel, StateBadge, Table } from "../ui/parts";
 import { BuildForm, BuildLog } from "./build";
+import { nameOf } from "./names";
+import { NewSandbox } from "./new-sandbox";
 
 export function Templates() {
   const [, id, build] = route.value;
@@ -36,15 +38,24 @@ function List() {
                 {all.map((one) => (
                   <tr key={one.templateID}>
                     <td>
-                      <a href={link("templates", one.templateID)}>
-                        <span class="guest">{line(one.names.join(", ") || one.templateID, 160)}</span>
-                      </a>
+                      <div class="tools">
+                        <a href={link("templates", one.templateID)}>
+                          <span class="guest name">{line(nameOf(one), 160)}</span>
+                        </a>
+                        {one.names.length > 1 && (
+                          <span class="muted" title={line(one.names.join(", "), 2000)}>
+                            +{one.names.length - 1}
+                          </span>
+                        )}
+                        {one.installed && <Badge tone="calm">installed</Badge>}
+                      </div>
                     </td>
                     <td>
                       <StateBadge state={one.buildStatus} />
                     </td>
                     <td class="nowrap">
-                      {one.cpuCount} vCPU, {one.memoryMB} MiB, disk {one.diskSizeMB} MiB
+                      {one.cpuCount} vCPU, {one.memoryMB} MiB
+                      {one.diskSizeMB > 0 && `, disk ${one.diskSizeMB} MiB`}
                     </td>
                     <td class="num">{bytes(one.storedBytes)}</td>
                     <td class="num">{one.spawnCount}</td>
@@ -63,6 +74,7 @@ function List() {
 
 interface Whole {
   names: string[];
+  aliases: string[];
   builds: TemplateBuild[];
   tags: Tag[];
   installed?: boolean;
@@ -70,6 +82,7 @@ interface Whole {
 
 function One({ id }: { id: string }) {
   const [gone, setGone] = useState(false);
+  const [isNew, setIsNew] = useState(false);
   const live = useLive(
     async (signal): Promise<Whole> => {
       const [whole, tags] = await Promise.all([
@@ -81,20 +94,21 @@ function One({ id }: { id: string }) {
     3000,
     [id],
   );
-  const name = live.data?.names[0]?.split(":")[0] ?? id;
+  const name = nameOf({ names: [], aliases: [], ...live.data, templateID: id }).split(":")[0] ?? id;
+  const isInstalled = live.data?.installed === true;
+  const again = async () => {
+    const arrive = arrival();
+    const made = await post<{ templateID: string; buildID: string }>(at`/templates/${id}/redo`, {});
+    arrive(`Building ${name} again.`, "templates", made.templateID, made.buildID);
+  };
   return (
     <>
       <div class="head">
         <h1>{line(name, 120)}</h1>
-        <Button
-          onClick={async () => {
-            const made = await post<{ templateID: string; buildID: string }>(at`/templates/${id}/redo`, {});
-            go("templates", made.templateID, made.buildID);
-          }}
-        >
-          Build again
-        </Button>
-        {live.data && !live.data.installed && (
+        {isInstalled && <Badge tone="calm">installed</Badge>}
+        {live.data && live.data.names.length > 0 && <Button onClick={() => setIsNew(true)}>Start a sandbox</Button>}
+        {live.data && !isInstalled && <Button onClick={again}>Build again</Button>}
+        {live.data && !isInstalled && (
           <Button kind="danger" onClick={() => setGone(true)}>
             Delete
           </Button>
@@ -107,7 +121,7 @@ function One({ id }: { id: string }) {
             <Tags name={name} tags={tags} reload={live.reload} />
             <Panel title="Builds">
               {builds.length === 0 ? (
-                <Empty title="No builds">This template was not built by a client.</Empty>
+                <Empty title="No builds">{isInstalled ? "The operator of this server installed this template. It can be used, and not changed, here." : "No build was started."}</Empty>
               ) : (
                 <Table label="Builds" head={["Build", "State", "Size", "Begun", "Ended"]}>
                   {builds.map((build) => (
@@ -133,6 +147,7 @@ function One({ id }: { id: string }) {
           </>
         )}
       </Loaded>
+      {isNew && live.data && <NewSandbox from={live.data.names[0] ?? id} onClose={() => setIsNew(false)} />}
       {gone && (
         <Dialog
           title={`Delete ${line(name, 60)}?`}
@@ -141,16 +156,16 @@ function One({ id }: { id: string }) {
             <Button
               kind="danger"
               onClick={async () => {
+                const arrive = arrival();
                 await remove(at`/templates/${id}`);
-                notify("good", `${name} was deleted.`);
-                go("templates");
+                arrive(`${name} was deleted.`, "templates");
               }}
             >
               Delete
             </Button>
           }
         >
-          <p>All of its builds and tags are removed. Sandboxes that run go on.</p>
+          <p>Removes all of its builds and tags. Running sandboxes keep running.</p>
         </Dialog>
       )}
     </>

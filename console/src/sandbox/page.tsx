@@ -1,17 +1,22 @@
 // One sandbox: what it is, what it does, and what can be done with it.
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { ApiError, ask, at, post, remove, type Detail } from "../api";
 import { Cells } from "../cells/cells";
 import { useLive } from "../live";
-import { go, link, notify, route } from "../session";
+import { arrival, link, notify, route } from "../session";
 import { count, line, span, when } from "../text";
+import { Copy } from "../ui/copy";
+import { timeoutIn } from "../ui/minutes";
 import { Badge, Button, Dialog, Empty, Facts, Field, Loaded, Panel, StateBadge, Tabs } from "../ui/parts";
+import { Connect } from "./connect";
 import { Egress } from "./egress";
 import { Files } from "./files";
 import { Logs } from "./logs";
 import { Metrics } from "./metrics";
+import { policyOf, summary } from "./policy";
+import { leaveShells, shellsOf } from "./shells";
 import { origin, phases, startOf } from "./start";
-import { TerminalView } from "./terminal";
+import { LastScreens, TerminalView } from "./terminal";
 
 const TABS: [string, string][] = [
   ["", "Details"],
@@ -50,52 +55,55 @@ export function SandboxPage({ id }: { id: string }) {
             <a href={link("sandboxes")}>All sandboxes</a>
           </Empty>
         </Panel>
+        {shellsOf(id).open.value.length > 0 && <LastScreens id={id} />}
       </>
     );
   }
   return (
     <>
-      <div class="head">
+      <div class="head named">
         <h1 class="mono">{line(id, 60)}</h1>
+        <Copy text={id} what="the id" />
         {live.data && <StateBadge state={live.data.detail.state} />}
+        {live.data && <TimeLeft detail={live.data.detail} />}
         {live.data && <Actions detail={live.data.detail} reload={live.reload} />}
       </div>
       <Tabs label="Parts of the sandbox" current={tab} tabs={TABS.map(([path, name]) => ({ id: path, name, href: path ? link("sandboxes", id, path) : link("sandboxes", id) }))} />
-      <Loaded live={live}>{({ detail, headers }) => <Views detail={detail} headers={headers} tab={tab} resume={live.reload} />}</Loaded>
+      <Loaded live={live}>{({ detail, headers }) => <Views detail={detail} headers={headers} tab={tab} reload={live.reload} />}</Loaded>
     </>
   );
 }
 
-/** Terminal and cells stay open behind other tabs and through pauses; the others begin anew. */
-function Views({ detail, headers, tab, resume }: { detail: Detail; headers: Headers; tab: string; resume: () => void }) {
+/** Time in which somebody who works in the sandbox can still extend it. */
+const SOON_MS = 120_000;
+
+function TimeLeft({ detail }: { detail: Detail }) {
+  if (detail.state !== "running") return null;
+  const left = new Date(detail.endAt).getTime() - Date.now();
+  const verb = detail.lifecycle?.onTimeout === "pause" ? "pauses" : "ends";
+  return left < SOON_MS ? <Badge tone="warn">{`${verb} in ${span(detail.endAt)}`}</Badge> : <span class="muted">{`${verb} in ${span(detail.endAt)}`}</span>;
+}
+
+function Views({ detail, headers, tab, reload }: { detail: Detail; headers: Headers; tab: string; reload: () => void }) {
   const id = detail.sandboxID;
-  const [hasTerminal, setHasTerminal] = useState(false);
-  const [hasCells, setHasCells] = useState(false);
   const isRunning = detail.state === "running";
-  useEffect(() => {
-    if (tab === "terminal" && isRunning) setHasTerminal(true);
-    if (tab === "cells" && isRunning) setHasCells(true);
-  }, [tab, isRunning]);
-  const needsVm = ["terminal", "files", "cells"].includes(tab);
-  return (
-    <>
-      {hasTerminal && (
-        <div hidden={tab !== "terminal" || !isRunning}>
-          <TerminalView id={id} shown={tab === "terminal" && isRunning} />
-        </div>
-      )}
-      {hasCells && (
-        <div hidden={tab !== "cells" || !isRunning}>
-          <Cells id={id} />
-        </div>
-      )}
-      {needsVm && !isRunning && <Asleep id={id} reload={resume} />}
-      {tab === "" && <Details detail={detail} headers={headers} />}
-      {tab === "files" && isRunning && <Files id={id} />}
-      {tab === "logs" && <Logs id={id} />}
-      {tab === "network" && <Egress id={id} detail={detail} />}
-    </>
-  );
+  if (!isRunning && ["terminal", "files", "cells"].includes(tab)) return <Asleep id={id} reload={reload} />;
+  switch (tab) {
+    case "":
+      return <Details detail={detail} headers={headers} />;
+    case "terminal":
+      return <TerminalView id={id} />;
+    case "files":
+      return <Files id={id} />;
+    case "logs":
+      return <Logs id={id} />;
+    case "network":
+      return <Egress id={id} detail={detail} reload={reload} />;
+    case "cells":
+      return <Cells id={id} />;
+    default:
+      return <Empty title="No such page" />;
+  }
 }
 
 function Asleep({ id, reload }: { id: string; reload: () => void }) {
@@ -129,11 +137,11 @@ function Actions({ detail, reload }: { detail: Detail; reload: () => void }) {
     reload();
   };
   const fork = async () => {
+    const arrive = arrival();
     const made = await post<{ sandbox?: { sandboxID: string }; error?: { message: string } }[]>(at`/sandboxes/${id}/fork`, { count: 1, timeout: 900 });
     const first = made[0];
     if (!first?.sandbox) throw new Error(first?.error?.message ?? "The fork failed.");
-    notify("good", `Forked: ${first.sandbox.sandboxID}`);
-    go("sandboxes", first.sandbox.sandboxID);
+    arrive(`Forked: ${first.sandbox.sandboxID}.`, "sandboxes", first.sandbox.sandboxID);
   };
   return (
     <div class="tools">
@@ -153,9 +161,11 @@ function Actions({ detail, reload }: { detail: Detail; reload: () => void }) {
 
 function Kill({ id, onClose }: { id: string; onClose: () => void }) {
   const kill = async () => {
+    const arrive = arrival();
     await remove(at`/sandboxes/${id}`);
-    notify("good", "The sandbox was ended.");
-    go("sandboxes");
+    leaveShells(id);
+    onClose();
+    arrive(`Killed ${id}.`, "sandboxes");
   };
   return (
     <Dialog
@@ -198,9 +208,7 @@ function TakeSnapshot({ id, onClose }: { id: string; onClose: () => void }) {
 function SetTimeout({ id, onClose, reload }: { id: string; onClose: () => void; reload: () => void }) {
   const [minutes, setMinutes] = useState("60");
   const set = async () => {
-    const timeout = Math.round(Number(minutes) * 60);
-    if (!(timeout > 0)) throw new Error("The timeout must be a number of minutes above zero.");
-    await post(at`/sandboxes/${id}/timeout`, { timeout });
+    await timeoutIn(minutes, (timeout) => post(at`/sandboxes/${id}/timeout`, { timeout }));
     onClose();
     reload();
   };
@@ -233,13 +241,14 @@ function Details({ detail, headers }: { detail: Detail; headers: Headers }) {
               ["On timeout", detail.lifecycle?.onTimeout === "pause" ? "paused" : "ended"],
               ["Resumed by traffic", detail.lifecycle?.autoResume ? "yes" : "no"],
               ["Size", `${detail.cpuCount} vCPU, ${detail.memoryMB} MiB, disk ${detail.diskSizeMB} MiB`],
-              ["Internet", detail.allowInternetAccess === false ? "denied" : detail.network ? "by its rules" : "server's default"],
+              ["Network", <a href={link("sandboxes", detail.sandboxID, "network")}>{summary(policyOf(detail))}</a>],
               ["Metadata", metadata.length ? <span class="guest">{metadata.map(([name, value]) => `${line(name, 60)}=${line(value, 120)}`).join(", ")}</span> : "none"],
             ]}
           />
         </Panel>
         <Timeline headers={headers} id={detail.sandboxID} />
       </div>
+      <Connect id={detail.sandboxID} />
       <Metrics id={detail.sandboxID} />
     </>
   );
@@ -264,7 +273,7 @@ function Timeline({ headers, id }: { headers: Headers; id: string }) {
   return (
     <Panel title="Last start" tools={start && <Badge tone={start === "warm" ? "good" : "calm"}>{line(start, 20)}</Badge>}>
       {steps.length === 0 ? (
-        <Empty title="Its times are not known">A server has them from the start or resume of a sandbox until its own end.</Empty>
+        <Empty title="No times recorded">The server keeps the times of a start or resume until it restarts.</Empty>
       ) : (
         <ol class="steps" aria-label={`${count(steps.length, "phase")}, milliseconds from the accepted request`}>
           {steps.map((step) => (

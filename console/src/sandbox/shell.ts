@@ -1,56 +1,81 @@
 // A shell in a sandbox: its output goes to a terminal, what is typed goes to it in order. A cut stream is taken up again:
-// the shell lives on in the sandbox while the server restarts.
+// the shell lives on in the sandbox while the server restarts, and also when this page ends. Its tag finds it again.
+import { signal } from "@preact/signals";
 import type { Terminal } from "@xterm/xterm";
 import { ApiError } from "../api";
 import { call, decode, encode, guestOf, stream, type Guest, type ProcessEvent } from "../envd";
+import { clock } from "../text";
+import { Screen } from "./screen";
 
 export type ShellState = { kind: "opening" } | { kind: "open" } | { kind: "cut" } | { kind: "asleep" } | { kind: "ended"; code: number; error?: unknown };
 
 /** Tries to take up a cut stream, one every second or more. */
 const MOST_TRIES = 120;
-const MOST_INPUT = 64 * 1024;
+const MOST_INPUT = 64 << 10;
+/** Input that waits to be sent. */
+const MOST_HELD = 1 << 20;
+/** Ctrl-C, Ctrl-Z and Ctrl-\ as bytes. */
+const INTERRUPTS = [0x03, 0x1a, 0x1c];
+
+const now = () => clock(new Date().toISOString());
+
+export interface ShellSpec {
+  sandbox: string;
+  user: string;
+  /** Names the process in the sandbox. */
+  tag: string;
+  /** Whether the shell already runs. */
+  runs: boolean;
+}
 
 export class Shell {
+  readonly state = signal<ShellState>({ kind: "opening" });
   private readonly abort = new AbortController();
+  private readonly screen: Screen;
   private guest: Guest | undefined;
-  private pid = 0;
+  /** Whether the process was started, here or before. */
+  private runs: boolean;
+  /** Why and since when no output comes. */
+  private gap: { why: string; since: string } | undefined;
   /** Typed and not yet sent. */
   private typed: Uint8Array[] = [];
   private sending = false;
 
   constructor(
-    private readonly id: string,
-    private readonly user: string,
+    private readonly spec: ShellSpec,
     private readonly terminal: Terminal,
-    private readonly show: (state: ShellState) => void,
   ) {
+    this.screen = new Screen(terminal);
+    this.runs = spec.runs;
     const text = new TextEncoder();
     terminal.onData((data) => this.type(text.encode(data)));
     terminal.onBinary((data) => this.type(Uint8Array.from(data, (char) => char.charCodeAt(0))));
-    terminal.onResize(() => void this.resize());
-    addEventListener("pagehide", () => this.close(), { signal: this.abort.signal });
+    terminal.onResize(() => void this.resize(0));
     void this.run();
   }
 
-  close(): void {
+  /** Stops following the shell, which goes on. */
+  leave(): void {
     this.abort.abort();
-    if (this.pid && this.guest && !this.guest.isPaused) {
-      const order = { process: { pid: this.pid }, signal: "SIGNAL_SIGKILL" };
-      void call(this.guest, "process.Process/SendSignal", order, undefined, true).catch(() => undefined);
-    }
   }
 
-  private get size() {
-    return { cols: this.terminal.cols, rows: this.terminal.rows };
+  /** Ends the shell. */
+  async end(): Promise<void> {
+    this.leave();
+    if (this.runs && this.guest) await endShell(this.guest, this.spec.tag);
+  }
+
+  private get process() {
+    return { tag: this.spec.tag };
   }
 
   private async run(): Promise<void> {
     for (let tries = 0; tries < MOST_TRIES; tries += 1) {
       try {
-        this.guest = await guestOf(this.id);
+        this.guest = await guestOf(this.spec.sandbox);
         if (this.guest.isPaused) {
           tries = 0;
-          this.show({ kind: "asleep" });
+          this.lose("The sandbox was paused", { kind: "asleep" });
           await this.pause();
           if (this.abort.signal.aborted) return;
           continue;
@@ -64,13 +89,23 @@ export class Shell {
         if (this.abort.signal.aborted) return;
         // A refusal is final once the server answers again: the sandbox or the shell is gone.
         const isFinal = error instanceof ApiError && [400, 401, 403, 404, 501].includes(error.status);
-        if (isFinal || (this.pid === 0 && tries > 2)) return this.show({ kind: "ended", code: -1, error });
-        this.show({ kind: "cut" });
+        if (isFinal || (!this.runs && tries > 2)) return this.over(-1, error);
+        this.lose("Not connected", { kind: "cut" });
         await this.pause();
       }
       if (this.abort.signal.aborted) return;
     }
-    this.show({ kind: "ended", code: -1, error: new Error("The server did not come back.") });
+    this.over(-1, new Error("The server did not come back."));
+  }
+
+  private over(code: number, error?: unknown): void {
+    this.runs = false;
+    this.state.value = { kind: "ended", code, error };
+  }
+
+  private lose(why: string, state: ShellState): void {
+    if (this.runs) this.gap ??= { why, since: now() };
+    this.state.value = state;
   }
 
   private pause(): Promise<void> {
@@ -78,39 +113,49 @@ export class Shell {
   }
 
   private events(guest: Guest): AsyncGenerator<ProcessEvent> {
-    if (this.pid) return stream(guest, "process.Process/Connect", { process: { pid: this.pid } }, this.abort.signal);
+    if (this.runs) return stream(guest, "process.Process/Connect", { process: this.process }, this.abort.signal);
     const process = { cmd: "/bin/bash", args: ["-i", "-l"], envs: { TERM: "xterm-256color", LANG: "C.UTF-8" } };
-    return stream(guest, "process.Process/Start", { process, pty: { size: this.size } }, this.abort.signal, this.user);
+    return stream(guest, "process.Process/Start", { process, pty: { size: this.size() }, tag: this.spec.tag }, this.abort.signal, this.spec.user);
   }
 
-  /** Whether the shell has ended. The next event is read once this one is on the screen, so a flood stays in the guest. */
+  private size(fewer = 0) {
+    return { cols: this.terminal.cols, rows: Math.max(this.terminal.rows - fewer, 1) };
+  }
+
+  /** Whether the shell has ended. */
   private async take(event: ProcessEvent): Promise<boolean> {
-    if (event.start) {
-      this.pid = event.start.pid ?? 0;
-      this.show({ kind: "open" });
-      void this.resize();
-      void this.flush();
-    }
-    if (event.data?.pty) {
-      const bytes = decode(event.data.pty);
-      await new Promise<void>((done) => this.terminal.write(bytes, done));
-    }
+    if (event.start) this.started();
+    if (event.data?.pty) await this.screen.write(decode(event.data.pty));
     if (!event.end) return false;
-    this.pid = 0;
-    this.show({ kind: "ended", code: event.end.exitCode ?? 0 });
+    this.over(event.end.exitCode ?? 0);
     return true;
+  }
+
+  private started(): void {
+    const isNew = !this.runs;
+    this.runs = true;
+    this.state.value = { kind: "open" };
+    if (!isNew) {
+      const { why, since } = this.gap ?? { why: "", since: "" };
+      this.screen.mark(since ? `${why} from ${since} to ${now()}: output of this time is missing` : `Attached at ${now()}: output from before is not shown`);
+      // A changed size makes the shell and full-screen programs draw themselves.
+      void this.resize(1).then(() => this.resize(0));
+    } else void this.resize(0);
+    this.gap = undefined;
+    void this.flush();
   }
 
   private type(bytes: Uint8Array): void {
     const held = this.typed.reduce((total, part) => total + part.length, 0);
-    if (held + bytes.length > 16 * MOST_INPUT) return;
+    if (held + bytes.length > MOST_HELD) return this.screen.mark("Not sent: too much input waits for the shell");
+    if (bytes.length === 1 && INTERRUPTS.includes(bytes[0] ?? 0)) this.screen.interrupt();
     this.typed.push(bytes);
     void this.flush();
   }
 
-  /** Sends what was typed, one request at a time, so that it arrives in order. */
+  /** Sends what was typed, one request at a time, so that it arrives in order. While the shell cannot be reached, it waits. */
   private async flush(): Promise<void> {
-    if (this.sending || !this.guest || !this.pid) return;
+    if (this.sending || !this.guest || this.state.value.kind !== "open") return;
     this.sending = true;
     try {
       while (this.typed.length > 0) {
@@ -118,18 +163,28 @@ export class Shell {
         const all = new Uint8Array(await new Blob(parts as BlobPart[]).arrayBuffer());
         for (let at = 0; at < all.length; at += MOST_INPUT) {
           const pty = encode(all.subarray(at, at + MOST_INPUT));
-          await call(this.guest, "process.Process/SendInput", { process: { pid: this.pid }, input: { pty } });
+          await call(this.guest, "process.Process/SendInput", { process: this.process, input: { pty } });
         }
       }
     } catch {
-      // What was lost is not repeated: it could arrive twice.
+      // It is not repeated: it could arrive twice.
+      if (!this.abort.signal.aborted && this.runs) this.screen.mark("What you typed last may not have arrived");
     }
     this.sending = false;
   }
 
-  private async resize(): Promise<void> {
-    if (!this.guest || !this.pid) return;
-    const order = { process: { pid: this.pid }, pty: { size: this.size } };
+  private async resize(fewer: number): Promise<void> {
+    if (!this.guest || !this.runs) return;
+    const order = { process: this.process, pty: { size: this.size(fewer) } };
     await call(this.guest, "process.Process/Update", order).catch(() => undefined);
   }
+}
+
+/** Kills a shell by its tag. */
+export async function endShell(guest: Guest, tag: string): Promise<void> {
+  if (guest.isPaused) return;
+  await call(guest, "process.Process/SendSignal", { process: { tag }, signal: "SIGNAL_SIGKILL" }).catch((error: unknown) => {
+    // It has ended by itself.
+    if (!(error instanceof ApiError && error.status === 404)) throw error;
+  });
 }

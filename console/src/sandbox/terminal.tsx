@@ -1,109 +1,171 @@
-// A live terminal. Its output is the guest's: sequences that reach beyond the screen do nothing here.
-import { FitAddon } from "@xterm/addon-fit";
-import { Terminal } from "@xterm/xterm";
+// Live terminals: the shells of a sandbox, one of them shown.
+import { signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { explain } from "../api";
-import { Badge, Button, Choice, Panel } from "../ui/parts";
-import { Shell, type ShellState } from "./shell";
+import { line } from "../text";
+import { copyText } from "../ui/copy";
+import { Badge, Button, Panel } from "../ui/parts";
+import type { ShellState } from "./shell";
+import { leaveShells, MOST_SHELLS, shellsOf, type Offer, type OpenShell, type Shells } from "./shells";
+import { DEFAULT_FONT_PX } from "./xterm";
 
-/** Titles, colours of the palette, links, directories, notifications, clipboard, and what terminals of some makers add. */
-const IGNORED = [0, 1, 2, 4, 5, 7, 8, 9, 10, 11, 12, 17, 19, 50, 51, 52, 99, 104, 110, 111, 112, 133, 633, 777, 1337];
+const fontPx = signal(DEFAULT_FONT_PX);
+const LEAST_FONT_PX = 9;
+const MOST_FONT_PX = 24;
+const isRead = signal(false);
 
-export function makeTerminal(): Terminal {
-  const terminal = new Terminal({
-    allowProposedApi: false,
-    convertEol: false,
-    cursorBlink: false,
-    fontFamily: 'ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace',
-    fontSize: 13,
-    minimumContrastRatio: 4.5,
-    scrollback: 5000,
-    // Links are neither drawn nor opened: where one leads is the guest's choice.
-    linkHandler: { activate: () => undefined },
-    windowOptions: {},
-    theme: { background: "#0b0e13", foreground: "#dfe4ec", cursor: "#7cb3ff", selectionBackground: "#31507d" },
-  });
-  for (const code of IGNORED) terminal.parser.registerOscHandler(code, () => true);
-  // Device control strings (settings, fonts, images) and the status strings of DECRQSS.
-  terminal.parser.registerDcsHandler({ intermediates: "$", final: "q" }, () => true);
-  terminal.parser.registerDcsHandler({ intermediates: "+", final: "q" }, () => true);
-  return terminal;
+export function TerminalView({ id }: { id: string }) {
+  const shells = shellsOf(id);
+  const leave = useRef<HTMLParagraphElement>(null);
+  const [isFull, setIsFull] = useState(false);
+  useEffect(() => void shells.look(), [shells]);
+  const current = shells.current();
+  const left = () => {
+    setIsFull(false);
+    leave.current?.focus();
+  };
+  return (
+    <Panel
+      title="Terminal"
+      isFull={isFull}
+      tools={
+        <>
+          {current && <ShellBadge state={current.shell.state.value} />}
+          <Button onClick={() => (fontPx.value -= 1)} disabled={fontPx.value <= LEAST_FONT_PX} label="A−: smaller text">
+            A−
+          </Button>
+          <Button onClick={() => (fontPx.value += 1)} disabled={fontPx.value >= MOST_FONT_PX} label="A+: larger text">
+            A+
+          </Button>
+          <Button pressed={isRead.value} onClick={() => (isRead.value = !isRead.value)}>
+            Screen reader
+          </Button>
+          <Button pressed={isFull} onClick={() => setIsFull(!isFull)}>
+            Fill the window
+          </Button>
+        </>
+      }
+    >
+      <div class="shells">
+        {shells.open.value.map((one) => (
+          <ShellTab key={one.tag} one={one} shells={shells} isShown={one === current} />
+        ))}
+        {["user", "root"].map((user) => (
+          <Button key={user} onClick={() => shells.start(user)} disabled={shells.open.value.length >= MOST_SHELLS} label={`New shell as ${user}`}>
+            + {user}
+          </Button>
+        ))}
+        <p ref={leave} tabIndex={-1} class="hint">
+          Paste: Ctrl+Shift+V. Copy: select, Ctrl+Shift+C. Shift+Esc leaves the terminal.
+        </p>
+      </div>
+      <Offers shells={shells} />
+      <div class="terminal-box">{current && <Shown key={current.tag} one={current} left={left} isFull={isFull} />}</div>
+    </Panel>
+  );
 }
 
-export function TerminalView({ id, shown }: { id: string; shown: boolean }) {
-  const box = useRef<HTMLDivElement>(null);
-  const leave = useRef<HTMLDivElement>(null);
-  const held = useRef<{ terminal: Terminal; fit: FitAddon } | undefined>(undefined);
-  const [user, setUser] = useState("user");
-  const [state, setState] = useState<ShellState>({ kind: "opening" });
-  const [turn, setTurn] = useState(0);
-  const [reads, setReads] = useState(false);
+/** Of a sandbox that has ended: its terminals as they were. They go when the page is left. */
+export function LastScreens({ id }: { id: string }) {
+  const shells = shellsOf(id);
+  useEffect(() => () => leaveShells(id), [id]);
+  const current = shells.current();
+  return (
+    <Panel title="Last output" tools={<span class="muted">until you leave this page</span>}>
+      {shells.open.value.length > 1 && (
+        <div class="shells">
+          {shells.open.value.map((one) => (
+            <Button key={one.tag} pressed={one === current} onClick={() => (shells.shown.value = one.tag)}>
+              {nameOf(one)}
+            </Button>
+          ))}
+        </div>
+      )}
+      <div class="terminal-box">{current && <Shown key={current.tag} one={current} left={() => undefined} isFull={false} />}</div>
+    </Panel>
+  );
+}
+
+const nameOf = (one: Offer) => `${one.user} ${one.number}`;
+
+/** Puts the terminal of a shell, which lives on outside of this view, into the page. */
+function Shown({ one, left, isFull }: { one: OpenShell; left: () => void; isFull: boolean }) {
+  const place = useRef<HTMLDivElement>(null);
+  const [px, reads] = [fontPx.value, isRead.value];
   useEffect(() => {
-    const target = box.current;
+    const target = place.current;
     if (!target) return;
-    const terminal = makeTerminal();
-    const fit = new FitAddon();
-    terminal.loadAddon(fit);
-    terminal.open(target);
-    // Tab belongs to the shell, so the keyboard needs another way out.
-    terminal.attachCustomKeyEventHandler((event) => {
-      if (event.key !== "Escape" || !event.shiftKey) return true;
-      if (event.type === "keydown") leave.current?.focus();
-      return false;
-    });
-    held.current = { terminal, fit };
-    const size = () => {
-      if (target.clientWidth > 0) fit.fit();
-    };
-    size();
-    const shell = new Shell(id, user, terminal, setState);
+    const { terminal, fit, host } = one;
+    target.append(host);
+    if (!terminal.element) terminal.open(host);
+    terminal.attachCustomKeyEventHandler((event) => own(event, one, left));
     // Tests read the screen through this; the page does not use it.
-    Object.assign(target, { cubeTerminal: terminal });
-    const watcher = new ResizeObserver(size);
+    Object.assign(target.parentElement ?? target, { cubeTerminal: terminal });
+    const watcher = new ResizeObserver(() => {
+      if (target.clientWidth > 0) fit.fit();
+    });
     watcher.observe(target);
     terminal.focus();
     return () => {
       watcher.disconnect();
-      shell.close();
-      terminal.dispose();
+      host.remove();
     };
-  }, [id, user, turn]);
+  }, [one]);
   useEffect(() => {
-    if (shown) {
-      held.current?.fit.fit();
-      held.current?.terminal.focus();
-    }
-  }, [shown]);
-  useEffect(() => {
-    if (held.current) held.current.terminal.options.screenReaderMode = reads;
-  }, [reads, turn, user]);
+    one.terminal.options.fontSize = px;
+    one.terminal.options.screenReaderMode = reads;
+    one.fit.fit();
+    one.terminal.focus();
+  }, [one, px, reads, isFull]);
+  return <div class="terminal-place" ref={place} />;
+}
+
+/** Keys that are not the shell's. Tab belongs to the shell, so the keyboard needs another way out. */
+function own(event: KeyboardEvent, { terminal }: OpenShell, left: () => void): boolean {
+  if (event.key === "Escape" && event.shiftKey) {
+    if (event.type === "keydown") left();
+    return false;
+  }
+  if (event.code === "KeyC" && event.ctrlKey && event.shiftKey) {
+    event.preventDefault();
+    if (event.type === "keydown" && terminal.hasSelection()) void copyText(terminal.getSelection());
+    return false;
+  }
+  // The browser pastes.
+  return !(event.code === "KeyV" && event.ctrlKey && event.shiftKey);
+}
+
+function ShellTab({ one, shells, isShown }: { one: OpenShell; shells: Shells; isShown: boolean }) {
+  const name = nameOf(one);
   return (
-    <Panel
-      title="Terminal"
-      tools={
-        <>
-          <div ref={leave} tabIndex={-1} class="hint">
-            Shift+Esc leaves the terminal
-          </div>
-          <ShellBadge state={state} />
-          <Button pressed={reads} onClick={() => setReads(!reads)}>
-            Screen reader
+    <span class="shell">
+      <Button pressed={isShown} onClick={() => (shells.shown.value = one.tag)} label={`Shell ${name}`}>
+        {name}
+      </Button>
+      <Button onClick={() => shells.close(one)} label={`End shell ${name}`}>
+        ×
+      </Button>
+    </span>
+  );
+}
+
+function Offers({ shells }: { shells: Shells }) {
+  const offers = shells.offers.value;
+  if (offers.length === 0) return null;
+  return (
+    <ul class="offers" aria-label="Shells of other tabs">
+      {offers.map((offer: Offer) => (
+        <li key={offer.tag}>
+          <span>
+            Shell {line(nameOf(offer), 40)} of another browser tab is still running.
+          </span>
+          <Button onClick={() => shells.attach(offer)}>Attach</Button>
+          <Button kind="danger" onClick={() => shells.endOffer(offer)}>
+            End
           </Button>
-          <Choice
-            label="User"
-            value={user}
-            onInput={setUser}
-            options={[
-              ["user", "user"],
-              ["root", "root"],
-            ]}
-          />
-          {state.kind === "ended" && <Button onClick={() => setTurn(turn + 1)}>New shell</Button>}
-        </>
-      }
-    >
-      <div class="terminal-box" ref={box} />
-    </Panel>
+        </li>
+      ))}
+    </ul>
   );
 }
 

@@ -3,8 +3,9 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { explain } from "../api";
 import type { Live } from "../live";
-import { notify } from "../session";
+import { dialogs, notify } from "../session";
 import { line } from "../text";
+import { Notices } from "./notices";
 
 type Tone = "good" | "bad" | "warn" | "calm" | "info";
 
@@ -48,10 +49,18 @@ export function Button({ onClick, children, kind = "plain", disabled = false, la
   );
 }
 
-export function Panel({ title, tools, children }: { title: string; tools?: ComponentChildren; children: ComponentChildren }) {
+interface PanelProps {
+  title: string;
+  tools?: ComponentChildren;
+  children: ComponentChildren;
+  /** Whether it covers the rest of the page. */
+  isFull?: boolean;
+}
+
+export function Panel({ title, tools, children, isFull = false }: PanelProps) {
   const id = useId();
   return (
-    <section class="panel" aria-labelledby={id}>
+    <section class={isFull ? "panel full" : "panel"} aria-labelledby={id}>
       <header>
         <h2 id={id}>{title}</h2>
         {tools && <div class="tools">{tools}</div>}
@@ -125,14 +134,21 @@ interface FieldProps {
   placeholder?: string;
   min?: string;
   step?: string;
+  /** Several lines. */
+  isLong?: boolean;
 }
 
-export function Field({ label, value, onInput, hint, ...rest }: FieldProps) {
+export function Field({ label, value, onInput, hint, isLong = false, ...rest }: FieldProps) {
   const id = useId();
+  const shared = { id, value, autocomplete: "off", spellcheck: false, "aria-describedby": hint ? `${id}-hint` : undefined };
   return (
     <div class="field">
       <label for={id}>{label}</label>
-      <input id={id} value={value} autocomplete="off" spellcheck={false} aria-describedby={hint ? `${id}-hint` : undefined} onInput={(event) => onInput(event.currentTarget.value)} {...(rest as object)} />
+      {isLong ? (
+        <textarea {...shared} rows={3} onInput={(event) => onInput(event.currentTarget.value)} />
+      ) : (
+        <input {...shared} onInput={(event) => onInput(event.currentTarget.value)} {...(rest as object)} />
+      )}
       {hint && (
         <p class="hint" id={`${id}-hint`}>
           {hint}
@@ -196,8 +212,13 @@ interface DialogProps {
 export function Dialog({ title, onClose, children, action }: DialogProps) {
   const ref = useRef<HTMLDialogElement>(null);
   const id = useId();
+  const me = useRef(Symbol("dialog")).current;
   useEffect(() => {
     ref.current?.showModal();
+    dialogs.value = [...dialogs.value, me];
+    return () => {
+      dialogs.value = dialogs.value.filter((one) => one !== me);
+    };
   }, []);
   return (
     <dialog ref={ref} aria-labelledby={id} onClose={onClose}>
@@ -207,6 +228,7 @@ export function Dialog({ title, onClose, children, action }: DialogProps) {
         <Button onClick={onClose}>Cancel</Button>
         {action}
       </div>
+      {dialogs.value.at(-1) === me && <Notices />}
     </dialog>
   );
 }

@@ -10,6 +10,10 @@ export interface SeriesLine {
 }
 
 const HEIGHT = 150;
+/** The least width of a chart, seconds. */
+const LEAST_SPAN = 60;
+/** Distances of ticks, seconds: labels have whole seconds, so that no two are the same. */
+const TIME_STEPS = [5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21_600, 43_200, 86_400];
 const POWERS = Array.from({ length: 32 }, (_, at) => 2 ** (at + 10));
 
 interface Props {
@@ -44,9 +48,9 @@ export function Series({ title, times, lines, show, top, isBinary = false }: Pro
         legend: { show: false },
         cursor: { show: false },
         padding: [8, 30, 8, 0],
-        scales: { y: { range: (_, least, most) => [Math.min(0, least ?? 0), Math.max(most ?? 0, top ?? 0) || 1] } },
+        scales: { x: { range: (_, first, last) => timeRange(first, last) }, y: { range: (_, least, most) => [Math.min(0, least ?? 0), Math.max(most ?? 0, top ?? 0) || 1] } },
         axes: [
-          { ...axis, size: 26, space: 90, values: (_, ticks) => ticks.map((tick) => clock(new Date(tick * 1000).toISOString())) },
+          { ...axis, size: 26, space: 90, incrs: TIME_STEPS, values: (_, ticks) => ticks.map((tick) => clock(new Date(tick * 1000).toISOString())) },
           { ...axis, size: 64, space: 36, ...(isBinary && { incrs: POWERS }), values: (_, ticks) => ticks.map((tick) => show(tick)) },
         ],
         series: [{}, ...lines.map((line, at) => ({ label: line.name, stroke: strokes[at % strokes.length] ?? "", width: 1.5, points: { show: false }, spanGaps: false }))],
@@ -79,6 +83,11 @@ export function Series({ title, times, lines, show, top, isBinary = false }: Pro
       <div ref={box} role="img" aria-label={`${title}. ${summary}`} />
     </figure>
   );
+}
+
+function timeRange(first: number | null, last: number | null): [number, number] {
+  const end = last ?? Date.now() / 1000;
+  return [Math.min(first ?? end, end - LEAST_SPAN), end];
 }
 
 function known(values: (number | null)[]): number[] {

@@ -31,15 +31,45 @@ async function narrowKey({ server, page }) {
   await page.getByLabel("API key").waitFor();
 }
 
-async function rightKey({ server, page }) {
+async function rightKey({ server, page, browser }) {
   await page.getByLabel("API key").fill(server.key);
   await page.keyboard.press("Enter");
+  await page.getByRole("button", { name: "Forget key" }).waitFor();
+  await browser.go("#/");
   await page.getByRole("heading", { name: "Overview" }).waitFor();
   await page.getByRole("heading", { name: "Memory" }).waitFor();
 }
 
-/** The key is neither in the address nor in anything that stays. */
-async function keyInMemoryOnly({ server, page, browser }) {
+/** A reload keeps the key, in two halves: neither storage nor the page has it. */
+async function keyAfterReload({ server, page, browser }) {
+  await browser.go("#/keys");
+  await page.reload();
+  await page.getByRole("heading", { name: "Keys of this server" }).waitFor();
+  await hasNoKey({ server, page, browser });
+  // Another page of this origin in the same tab, as pages of sandboxes by path are.
+  browser.watches = false;
+  await page.goto(`${server.url}/health`);
+  const seen = await page.evaluate(() => JSON.stringify([history.state, { ...sessionStorage }, { ...localStorage }]));
+  assert(seen.includes("cube-key-pad") && seen.startsWith("[null") && !seen.includes(server.key), `another page sees ${seen}`);
+  await page.goBack();
+  browser.watches = true;
+  await page.getByRole("heading", { name: "Keys of this server" }).waitFor();
+}
+
+/** After "Forget key", no entry of the tab's history has it. */
+async function forgotten({ server, page, browser }) {
+  await browser.go("#/secrets");
+  await page.getByRole("heading", { name: "Secrets", exact: true }).waitFor();
+  await page.getByRole("button", { name: "Forget key" }).click();
+  await page.getByLabel("API key").waitFor();
+  await page.goBack();
+  await page.reload();
+  await page.getByLabel("API key").waitFor();
+  await rightKey({ server, page, browser });
+}
+
+/** The key is neither in the address nor in storage. */
+async function hasNoKey({ server, page, browser }) {
   const kept = await page.evaluate(() => JSON.stringify([location.href, document.cookie, { ...localStorage }, { ...sessionStorage }, document.documentElement.outerHTML]));
   assert(!kept.includes(server.key), "the key is stored or shown");
   same((await browser.context.cookies()).length, 0, "cookies");
@@ -83,7 +113,9 @@ export const cases = [
   ["a wrong key is refused with the reason", false, wrongKey],
   ["a key without metrics:read says so", false, narrowKey],
   ["the right key opens the overview", true, rightKey],
-  ["the key is in memory only", false, keyInMemoryOnly],
+  ["the key is in no storage", false, hasNoKey],
+  ["a reload keeps the key, where no other page finds it", false, keyAfterReload],
+  ["a forgotten key does not come back", true, forgotten],
   ["the page has a strict policy", false, headers],
   ["everything is reached by keyboard", false, keyboard],
 ];

@@ -103,14 +103,32 @@ async function logs({ browser, page, server, kept }) {
 
 async function refusal({ browser, page, server, kept, results }) {
   await browser.go(`#/sandboxes/${kept.sandbox.sandboxID}/network`);
-  await page.getByText("0.0.0.0/0").waitFor();
+  await page.getByText("set for this sandbox").waitFor();
   await page.getByText("Nothing was refused").waitFor();
   const loads = await page.evaluate(() => performance.getEntriesByType("navigation").length);
   await server.exec(kept.sandbox, "curl -s -m 1 http://198.51.100.7:8080/ ; true");
   await page.getByText("198.51.100.7:8080").waitFor({ timeout: 5000 });
-  await page.getByText(/^refused: policy/).first().waitFor();
+  await page.getByText(/^refused: not allowed/).first().waitFor();
   same(await page.evaluate(() => performance.getEntriesByType("navigation").length), loads, "loads of the page");
   await browser.shot(join(results, "network.png"));
+}
+
+/** What was refused is allowed from its row, after a look at the new policy. */
+async function allowed({ browser, page, server, kept }) {
+  await browser.go(`#/sandboxes/${kept.sandbox.sandboxID}/network`);
+  await page.getByRole("button", { name: "Allow 198.51.100.7" }).first().click();
+  const preview = page.getByLabel("New policy");
+  await preview.getByText("+ allow 198.51.100.7").waitFor();
+  await page.getByRole("dialog").getByLabel("Deny").fill("not a block");
+  await page.getByRole("button", { name: "Apply" }).click();
+  // The message is in the dialog, where it can be read and closed.
+  await page.getByRole("dialog").locator(".notice", { hasText: "invalid denied CIDR" }).getByRole("button", { name: "Close the message" }).click();
+  await page.getByRole("dialog").getByLabel("Deny").fill("");
+  await page.getByRole("button", { name: "Apply" }).click();
+  await page.getByRole("definition").getByText("198.51.100.7").waitFor();
+  const { network } = await server.call("GET", `/sandboxes/${kept.sandbox.sandboxID}`);
+  same(JSON.stringify(network.allowOut), '["198.51.100.7"]', "allowed");
+  same(JSON.stringify(network.denyOut), '["0.0.0.0/0"]', "denied");
 }
 
 /** A page of a sandbox has the console's origin; it can neither frame the console nor hold its window. */
@@ -167,5 +185,6 @@ export const cases = [
   ["tables, charts and images are drawn", false, drawn],
   ["lines of the log are text", false, logs],
   ["a refusal appears as it happens", false, refusal],
+  ["a refused host is allowed from its row", false, allowed],
   ["pages of sandboxes cannot reach the console", false, pages],
 ];

@@ -10,8 +10,32 @@ async function dockerfile({ browser, page }) {
   await page.getByLabel("Name", { exact: true }).fill("mine");
   await page.getByLabel("Dockerfile", { exact: true }).fill("FROM debian:12\nCOPY . /srv\n");
   await page.getByRole("button", { name: "Build", exact: true }).click();
-  await page.getByText(/Line 2: COPY needs files/).waitFor();
-  await page.getByRole("button", { name: "Close the message" }).click();
+  await page.locator(".notice", { hasText: "Line 2: COPY needs files" }).getByRole("button", { name: "Close the message" }).click();
+}
+
+/** What the form shows at first builds on this server, which has neither a registry nor the internet. */
+async function shown({ browser, page, server }) {
+  await browser.go("#/templates");
+  await page.getByRole("heading", { name: "Templates", exact: true }).waitFor();
+  await browser.go("#/templates/new");
+  await page.getByLabel("Name", { exact: true }).fill("as-shown");
+  await page.getByText("or an installed template (base").waitFor();
+  await page.getByRole("button", { name: "Build", exact: true }).click();
+  await page.getByRole("heading", { name: "Build of as-shown" }).waitFor();
+  await page.locator(".head .badge", { hasText: "ready" }).waitFor({ timeout: 120_000 });
+  const made = await server.create({ templateID: "as-shown" });
+  same(await server.exec(made, "cat /home/user/app/greeting.txt"), "hello from the build\n", "file of the build");
+  await server.call("DELETE", `/sandboxes/${made.sandboxID}`);
+}
+
+async function failed({ browser, page }) {
+  await browser.go("#/templates/new");
+  await page.getByLabel("Name", { exact: true }).fill("fails");
+  await page.getByLabel("Dockerfile", { exact: true }).fill("FROM base\nRUN exit 3\n");
+  await page.getByRole("button", { name: "Build", exact: true }).click();
+  await page.locator(".head .badge", { hasText: "error" }).waitFor({ timeout: 120_000 });
+  await browser.go("#/templates");
+  await page.getByRole("row", { name: /fails.*error/ }).waitFor();
 }
 
 async function build({ browser, page, server }) {
@@ -100,12 +124,13 @@ async function reports({ browser, page, results, server }) {
   const wrong = join(results, "wrong.json");
   writeFileSync(wrong, JSON.stringify({ format: 99 }));
   await page.getByLabel("Reports", { exact: true }).setInputFiles(wrong);
-  await page.getByText("wrong.json is no report of format 3.").waitFor();
-  await page.getByRole("button", { name: "Close the message" }).click();
+  await page.locator(".notice", { hasText: "wrong.json is no report of format 3." }).getByRole("button", { name: "Close the message" }).click();
 }
 
 export const cases = [
   ["a Dockerfile that needs files is refused with its line", false, dockerfile],
+  ["the Dockerfile that is shown builds", false, shown],
+  ["a failed build has a name", false, failed],
   ["a template is built, its log read as it comes", false, build],
   ["only templates that clients made can be deleted", false, deletions],
   ["snapshots are a tree", false, snapshots],

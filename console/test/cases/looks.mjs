@@ -9,15 +9,16 @@ const PAGES = (id) => [
   ["terminal", `#/sandboxes/${id}/terminal`, "Terminal"],
   ["files", `#/sandboxes/${id}/files`, "Files"],
   ["logs", `#/sandboxes/${id}/logs`, "Log"],
-  ["network", `#/sandboxes/${id}/network`, "Rules"],
+  ["network", `#/sandboxes/${id}/network`, "Policy in force"],
   ["cells", `#/sandboxes/${id}/cells`, "Cells"],
   ["gone", "#/sandboxes/iaaaaaaaaaaaaaaaaaaa", "This sandbox does not exist"],
   ["templates", "#/templates", "All templates"],
   ["build", "#/templates/new", "What to build"],
-  ["snapshots", "#/snapshots", "Where each came from"],
+  ["snapshots", "#/snapshots", "Snapshots by origin"],
   ["secrets", "#/secrets", "Names"],
   ["keys", "#/keys", "Keys of this server"],
   ["reports", "#/reports", "Runs"],
+  ["nodes", "#/nodes", "This host"],
   ["nowhere", "#/nowhere", "No such page"],
 ];
 
@@ -53,6 +54,12 @@ function inTheme(theme) {
     await page.getByRole("dialog").getByLabel("Template").waitFor();
     for (const finding of await browser.axe()) wrong.push(`dialog: ${finding}`);
     await browser.shot(join(results, `dialog-${theme}.png`));
+    await page.getByRole("button", { name: "Cancel" }).click();
+    await browser.go(`#/sandboxes/${kept.sandbox.sandboxID}/network`);
+    await page.getByRole("button", { name: "Change", exact: true }).click();
+    await page.getByRole("dialog").getByLabel("Allow", { exact: true }).fill("pypi.org");
+    for (const finding of await browser.axe()) wrong.push(`policy: ${finding}`);
+    await browser.shot(join(results, `policy-${theme}.png`));
     await page.getByRole("button", { name: "Cancel" }).click();
     assert(wrong.length === 0, `axe in the theme ${theme}:\n${[...new Set(wrong)].join("\n")}`);
   };

@@ -60,6 +60,45 @@ async function fork({ browser, page, kept, server }) {
   kept.fork = made;
 }
 
+/** A page that is used while a task runs stays where it is. */
+async function undisturbed({ browser, page, kept, server }) {
+  await browser.go(`#/sandboxes/${kept.sandbox.sandboxID}`);
+  let release;
+  const held = new Promise((done) => (release = done));
+  await page.route("**/fork", async (route) => {
+    await held;
+    await route.continue();
+  });
+  await page.getByRole("button", { name: "Fork" }).click();
+  await page.getByRole("button", { name: "Timeout" }).click();
+  release();
+  await page.getByRole("dialog").getByText(/^Forked: /).waitFor({ timeout: 60_000 });
+  await page.getByRole("dialog").getByRole("heading", { name: "Set the timeout" }).waitFor();
+  same(await idOf(page), kept.sandbox.sandboxID, "the page");
+  await page.unroute("**/fork");
+  const href = await page.getByRole("dialog").getByRole("link", { name: "Open" }).getAttribute("href");
+  await server.call("DELETE", `/sandboxes/${href.split("/").at(-1)}`);
+  for (let left = await page.locator(".notice").count(); left > 0; left -= 1) await page.getByRole("button", { name: "Close the message" }).first().click();
+  // Limits are in the units of the field.
+  await page.getByRole("dialog").getByLabel("Minutes from now").fill("99999999");
+  for (let times = 0; times < 2; times += 1) {
+    await page.getByRole("button", { name: "Set", exact: true }).click();
+    await page.getByText("The longest timeout on this server is 24 h (1440 minutes).").waitFor();
+  }
+  same(await page.locator(".notice").count(), 1, "messages");
+  await page.getByRole("button", { name: "Close the message" }).click();
+  await page.getByRole("button", { name: "Cancel" }).click();
+}
+
+async function snippets({ browser, page, kept }) {
+  await browser.go(`#/sandboxes/${kept.sandbox.sandboxID}`);
+  await page.getByRole("button", { name: "Copy the id" }).click();
+  const copied = () => page.evaluate(() => navigator.clipboard.readText());
+  await until("the id in the clipboard", async () => (await copied()) === kept.sandbox.sandboxID);
+  await page.getByRole("button", { name: "Copy the Python snippet" }).click();
+  await until("the snippet", async () => (await copied()).endsWith(`Sandbox.connect("${kept.sandbox.sandboxID}")`));
+}
+
 async function snapshot({ browser, page, kept, server }) {
   await browser.go(`#/sandboxes/${kept.sandbox.sandboxID}`);
   await page.getByRole("heading", { name: kept.sandbox.sandboxID }).waitFor();
@@ -70,6 +109,20 @@ async function snapshot({ browser, page, kept, server }) {
   const [made] = await server.call("GET", "/snapshots");
   same(made.sourceSandboxID, kept.sandbox.sandboxID, "source of the snapshot");
   assert(made.storedBytes > 0, "the snapshot has no size");
+}
+
+async function fromSnapshot({ browser, page, kept, server }) {
+  await server.exec(kept.sandbox, "rm -f /tmp/mark");
+  await browser.go("#/snapshots");
+  await page.getByRole("button", { name: /^Start a sandbox from the snapshot seen/ }).click();
+  await page.getByRole("dialog").getByLabel("Template").waitFor();
+  await page.getByRole("button", { name: "Start", exact: true }).click();
+  await page.getByText("connected", { exact: true }).waitFor({ timeout: 60_000 });
+  const made = await server.call("GET", `/sandboxes/${await idOf(page)}`);
+  same((await server.exec(made, "cat /tmp/mark")).trim(), "before the fork", "a file of the snapshot");
+  await server.call("DELETE", `/sandboxes/${made.sandboxID}`);
+  // Its last output stays readable.
+  await page.getByRole("heading", { name: "Last output" }).waitFor();
 }
 
 async function kill({ browser, page, kept, server }) {
@@ -89,6 +142,9 @@ export const cases = [
   ["it is found by a part of its id", false, search],
   ["it is paused and resumed", false, pauseAndResume],
   ["it is forked", false, fork],
+  ["a task that ends late moves no page that is in use", false, undisturbed],
+  ["id and code to connect are copied", false, snippets],
   ["a snapshot is taken", false, snapshot],
+  ["a sandbox is started from the snapshot", false, fromSnapshot],
   ["a sandbox is killed after a question", false, kill],
 ];

@@ -111,17 +111,87 @@ async function restart(world) {
   await page.getByText("Reconnecting to the server").waitFor({ state: "detached" });
   await page.getByText("connected", { exact: true }).waitFor({ timeout: 30_000 });
   same((await type(world, "echo $MARK")).join(), "still-here", "the same shell after a restart of the server");
+  assert((await screen(page)).some((line) => /Not connected from .* to .*: output of this time is missing/.test(line)), "the gap has no mark");
   // What the browser says about a server that is away is expected here.
   world.browser.forget();
 }
 
-/** A shell ends with its tab: none is left in the sandbox. */
-async function closed({ browser, page, kept, server }) {
-  const shells = async () => Number(await server.exec(kept.sandbox, "pgrep -c -u user -x bash; true"));
-  const before = await shells();
-  await browser.go("#/sandboxes");
-  await until("the shell has ended", async () => (await shells()) < before);
-  await page.getByRole("heading", { name: "Sandboxes", exact: true }).waitFor();
+const shells = (server, kept) => server.exec(kept.sandbox, "pgrep -c -u user -x bash; true").then(Number);
+
+/** Neither another page of the console nor a reload ends a shell. */
+async function elsewhere(world) {
+  const { browser, page, kept, server } = world;
+  await type(world, "PLACE=kept");
+  const before = await shells(server, kept);
+  await browser.go("#/templates");
+  await page.getByRole("heading", { name: "Templates", exact: true }).waitFor();
+  await browser.go(`#/sandboxes/${kept.sandbox.sandboxID}/terminal`);
+  same((await type(world, "echo $PLACE")).join(), "kept", "the shell after another page");
+  await page.reload();
+  await page.getByText("connected", { exact: true }).waitFor();
+  await until("a mark", async () => (await screen(page)).some((line) => /Attached at .*: output from before is not shown/.test(line)));
+  same((await type(world, "echo $PLACE")).join(), "kept", "the shell after a reload");
+  same(await shells(server, kept), before, "shells");
+}
+
+/** Another tab is offered the shell, and does not take it by itself. */
+async function offered(world) {
+  const { browser, page, kept, server } = world;
+  const other = await browser.context.newPage();
+  browser.watch(other);
+  try {
+    await other.goto(`${server.url}/ui/#/sandboxes/${kept.sandbox.sandboxID}/terminal`);
+    await other.getByLabel("API key").fill(server.key);
+    await other.keyboard.press("Enter");
+    await other.getByText("Shell user 1 of another browser tab is still running.").waitFor();
+    await other.getByRole("button", { name: "Attach" }).click();
+    await other.getByText("connected", { exact: true }).waitFor();
+    same((await type({ page: other }, "echo $PLACE")).join(), "kept", "the shell in another tab");
+    await other.getByRole("button", { name: "End shell user 2" }).click();
+    await other.getByRole("button", { name: "Shell user 2", exact: true }).waitFor({ state: "detached" });
+  } finally {
+    await other.close();
+  }
+  await page.bringToFront();
+}
+
+async function several(world) {
+  const { page, kept, server } = world;
+  await page.getByRole("button", { name: "New shell as root" }).click();
+  await page.getByText("connected", { exact: true }).waitFor();
+  await until("a prompt", async () => (await screen(page)).some((line) => /#\s*$/.test(line)));
+  same((await type(world, "id -un")).join(), "root", "user of the second shell");
+  await page.getByRole("button", { name: /^Shell user / }).click();
+  same((await type(world, "id -un")).join(), "user", "user of the first shell");
+  await page.getByRole("button", { name: /^End shell root / }).click();
+  await until("the shell of root has ended", async () => (await server.exec(kept.sandbox, "pgrep -c -u root -f 'bash -[i] -l'; true")).trim() === "0");
+}
+
+/** Text size and the full window reach the shell as a size. */
+async function sizes(world) {
+  const { page, results } = world;
+  const columns = async () => Number((await type(world, "stty size")).join().split(" ")[1]);
+  const before = await columns();
+  await page.getByRole("button", { name: "larger text" }).click();
+  await until("fewer columns", async () => (await columns()) < before);
+  await page.getByRole("button", { name: "smaller text" }).click();
+  await page.getByRole("button", { name: "Fill the window" }).click();
+  await until("more columns", async () => (await columns()) > before);
+  await world.browser.shot(`${results}/terminal-full.png`);
+  await page.locator(".xterm-helper-textarea").press("Shift+Escape");
+  await page.getByRole("button", { name: "Fill the window", pressed: false }).waitFor();
+}
+
+/** What was in flight at an interrupt is dropped, and said to be. */
+async function interrupted(world) {
+  const { page } = world;
+  await page.locator(".xterm-helper-textarea").focus();
+  await page.keyboard.type("yes flood");
+  await page.keyboard.press("Enter");
+  await until("a flood", async () => (await screen(page)).filter((line) => line === "flood").length > 200);
+  await page.keyboard.press("Control+C");
+  await until("a prompt", async () => /[$#]\s*$/.test((await screen(page)).findLast((line) => line) ?? ""));
+  same((await type(world, "echo after")).join(), "after", "the shell after an interrupt");
 }
 
 async function tabs(world) {
@@ -142,5 +212,9 @@ export const cases = [
   ["escape sequences reach nothing beyond the screen", false, escapes],
   ["the shell stays open behind other tabs", false, tabs],
   ["the terminal survives a restart of the server", false, restart],
-  ["a shell ends with its page", false, closed],
+  ["a shell survives other pages and a reload", false, elsewhere],
+  ["another tab is offered the shell", false, offered],
+  ["there can be several shells", false, several],
+  ["text size and full window", false, sizes],
+  ["an interrupt ends a flood", false, interrupted],
 ];
