@@ -5,21 +5,17 @@
 use std::{
     io,
     path::{Path, PathBuf},
-    time::{Duration, SystemTime},
 };
 
 use ::egress::control::{Authority, authority_name};
+use pki::KeyPair;
 use pool::durable::{Durability, private_dir, read_bounded, replace, sync_dir};
-use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, KeyPair, KeyUsagePurpose,
-};
 
 const DIR: &str = "egress-ca";
 const CERTIFICATE: &str = "ca.crt";
 const KEY: &str = "ca.key";
 /// Maximum file size in bytes.
 const MAX_PEM: u64 = 64 << 10;
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// The authority is bound to the state directory, and no program outside of sandboxes trusts it.
 const VALID_DAYS: u32 = 3650;
 
@@ -35,7 +31,7 @@ pub enum AuthorityError {
     #[error("{} has no valid certificate and key: move the directory away, and the next server creates new ones", path.display())]
     Malformed { path: PathBuf },
     #[error("cannot create a certificate authority")]
-    Make(#[from] rcgen::Error),
+    Make(#[from] pki::Error),
 }
 
 /// The authority of the state directory.
@@ -79,20 +75,13 @@ pub(super) fn load(state: &Path) -> Result<Authority, AuthorityError> {
     }
 }
 
-fn make() -> Result<Authority, rcgen::Error> {
+fn make() -> Result<Authority, pki::Error> {
     let key = KeyPair::generate()?;
-    let mut name = DistinguishedName::new();
-    name.push(DnType::CommonName, authority_name(key.public_key_raw()));
-    let mut ca = CertificateParams::default();
-    ca.distinguished_name = name;
-    ca.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    let now = SystemTime::now();
-    ca.not_before = (now - DAY).into();
-    ca.not_after = (now + DAY * VALID_DAYS).into();
+    let params = pki::authority(&authority_name(key.public_key_raw()), VALID_DAYS);
+    let made = pki::Authority::create(params, key)?;
     Ok(Authority {
-        certificate: ca.self_signed(&key)?.pem(),
-        key: key.serialize_pem(),
+        certificate: made.certificate().to_owned(),
+        key: made.key().serialize_pem(),
     })
 }
 

@@ -4,26 +4,23 @@
 //! compare that name and the public key with the member records, so the certificate of etcd or of a removed host grants
 //! no access. The common name is the node's user in etcd ([`Member::user`]).
 
-use std::{net::IpAddr, time::SystemTime};
-
 use cluster::{Member, MemberSigner, NodeId};
 use model::hex;
-use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType,
-    SignatureAlgorithm,
+use pki::{
+    CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData, Purpose, SignatureAlgorithm,
+    leaf,
 };
-
 use sha2::{Digest, Sha256};
 
 use super::settings::{Dir, SettingsError};
 
-/// Validity of the authority, and of the certificates that it signs.
-const CA_DAYS: u64 = 3650;
-const DAYS: u64 = 90;
+/// Validity in days of the authority, and of the certificates that it signs for nodes.
+const CA_DAYS: u32 = 3650;
+const DAYS: u32 = 90;
 /// Age at which a node renews its certificate.
 pub const RENEW_AFTER: std::time::Duration = std::time::Duration::from_secs(60 * 24 * 3600);
-const DAY: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
+/// Nodes and etcd are servers as well as clients.
+const PURPOSES: [Purpose; 2] = [Purpose::ServerAuth, Purpose::ClientAuth];
 /// Length of an uncompressed P-256 public key: the byte 4 and two coordinates (SEC 1, 2.3.3).
 const POINT: usize = 65;
 
@@ -37,7 +34,7 @@ pub enum AuthorityError {
     )]
     Elsewhere,
     #[error("cannot create a certificate")]
-    Make(#[from] rcgen::Error),
+    Make(#[from] pki::Error),
     #[error("the public key is not an uncompressed P-256 point, or is not the member's key")]
     Key,
 }
@@ -45,8 +42,7 @@ pub enum AuthorityError {
 /// The authority with its key.
 pub struct Authority {
     cluster: String,
-    issuer: Issuer<'static, KeyPair>,
-    certificate: String,
+    signing: pki::Authority,
 }
 
 impl std::fmt::Debug for Authority {
@@ -92,15 +88,12 @@ impl Authority {
     /// # Errors
     /// Returns [`AuthorityError`] if it cannot be created or written.
     pub fn create(dir: &Dir, cluster: &str) -> Result<Self, AuthorityError> {
-        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-        let certificate = params(cluster).self_signed(&key)?.pem();
-        dir.write("ca.key", key.serialize_pem().as_bytes())?;
-        dir.write("ca.crt", certificate.as_bytes())?;
-        let issuer = Issuer::new(params(cluster), key);
+        let signing = pki::Authority::create(params(cluster), KeyPair::generate()?)?;
+        dir.write("ca.key", signing.key().serialize_pem().as_bytes())?;
+        dir.write("ca.crt", signing.certificate().as_bytes())?;
         Ok(Self {
             cluster: cluster.to_owned(),
-            issuer,
-            certificate,
+            signing,
         })
     }
 
@@ -115,8 +108,7 @@ impl Authority {
         let key = KeyPair::from_pem(&dir.read("ca.key")?)?;
         Ok(Self {
             cluster: cluster.to_owned(),
-            issuer: Issuer::new(params(cluster), key),
-            certificate: dir.read("ca.crt")?,
+            signing: pki::Authority::load(params(cluster), key, dir.read("ca.crt")?),
         })
     }
 
@@ -125,7 +117,7 @@ impl Authority {
     /// # Errors
     /// Returns [`AuthorityError::Key`] if the authority's key has another type.
     pub fn signer(&self) -> Result<MemberSigner, AuthorityError> {
-        let key = self.issuer.key().serialize_der();
+        let key = self.signing.key().serialize_der();
         MemberSigner::new(&self.cluster, &key).ok_or(AuthorityError::Key)
     }
 
@@ -137,10 +129,8 @@ impl Authority {
         if key_sum(public_key)? != member.key {
             return Err(AuthorityError::Key);
         }
-        let mut leaf = dated(&member.user(), DAYS);
-        let name = SanType::DnsName(host_name(&member.id).as_str().try_into()?);
-        leaf.subject_alt_names.push(name);
-        self.leaf(leaf, &Point(public_key.to_vec()))
+        let leaf = leaf(&member.user(), [host_name(&member.id)], DAYS, &PURPOSES)?;
+        self.sign(&leaf, &Point(public_key.to_vec()))
     }
 
     /// Creates certificate and key of etcd's user `root`, which creates the members' users.
@@ -148,8 +138,11 @@ impl Authority {
     /// # Errors
     /// Returns [`AuthorityError::Make`].
     pub fn etcd_root(&self) -> Result<String, AuthorityError> {
-        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-        let certificate = self.leaf(dated("root", CA_DAYS), &key)?;
+        let key = KeyPair::generate()?;
+        let certificate = self.sign(
+            &leaf("root", Vec::<String>::new(), CA_DAYS, &PURPOSES)?,
+            &key,
+        )?;
         Ok(format!("{certificate}{}", key.serialize_pem()))
     }
 
@@ -158,48 +151,22 @@ impl Authority {
     /// # Errors
     /// Returns [`AuthorityError::Make`].
     pub fn etcd(&self, hosts: &[String]) -> Result<(String, String), AuthorityError> {
-        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-        let mut leaf = dated("etcd of a cube cluster", CA_DAYS);
-        for host in hosts {
-            let name = match host.parse::<IpAddr>() {
-                Ok(address) => SanType::IpAddress(address),
-                Err(_) => SanType::DnsName(host.as_str().try_into()?),
-            };
-            leaf.subject_alt_names.push(name);
-        }
-        Ok((self.leaf(leaf, &key)?, key.serialize_pem()))
+        let key = KeyPair::generate()?;
+        let leaf = leaf("etcd of a cube cluster", hosts, CA_DAYS, &PURPOSES)?;
+        Ok((self.sign(&leaf, &key)?, key.serialize_pem()))
     }
 
-    fn leaf(
+    fn sign(
         &self,
-        mut leaf: CertificateParams,
+        leaf: &CertificateParams,
         key: &impl PublicKeyData,
     ) -> Result<String, AuthorityError> {
-        leaf.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        leaf.extended_key_usages = vec![
-            ExtendedKeyUsagePurpose::ServerAuth,
-            ExtendedKeyUsagePurpose::ClientAuth,
-        ];
-        leaf.use_authority_key_identifier_extension = true;
-        let pem = leaf.signed_by(key, &self.issuer)?.pem();
-        Ok(format!("{pem}{}", self.certificate))
+        let pem = self.signing.sign(leaf, key)?.pem();
+        Ok(format!("{pem}{}", self.signing.certificate()))
     }
 }
 
 /// The authority's name is derived from the cluster's, so its key alone is enough to sign further certificates.
 fn params(cluster: &str) -> CertificateParams {
-    let mut ca = dated(&format!("cube cluster {cluster}"), CA_DAYS);
-    ca.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    ca
-}
-
-fn dated(name: &str, days: u64) -> CertificateParams {
-    let mut params = CertificateParams::default();
-    let now = SystemTime::now();
-    params.not_before = (now - DAY).into();
-    params.not_after = (now + DAY * u32::try_from(days).unwrap_or(u32::MAX)).into();
-    params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, name);
-    params
+    pki::authority(&format!("cube cluster {cluster}"), CA_DAYS)
 }

@@ -20,7 +20,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::{Request, body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use model::hex;
-use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
+use pki::KeyPair;
 use rustls::{
     ClientConfig, DigitallySignedStruct, SignatureScheme,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
@@ -258,7 +258,7 @@ pub(super) struct NodeKey(KeyPair);
 
 impl NodeKey {
     fn generate() -> Result<Self, AuthorityError> {
-        Ok(Self(KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?))
+        Ok(Self(KeyPair::generate()?))
     }
 
     /// Loads the node's key. The member record names it, so a renewal keeps it.

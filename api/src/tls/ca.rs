@@ -18,21 +18,15 @@ use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
 
-use rcgen::{
-    BasicConstraints, CertificateParams, CidrSubnet, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, Issuer, KeyPair, KeyUsagePurpose,
-    NameConstraints, SanType,
+use pki::{
+    Authority, CidrSubnet, GeneralSubtree, KeyPair, NameConstraints, Purpose, authority, leaf,
 };
 
 use crate::shell::quoted;
 
-/// Validity of the certificates. Some clients refuse server certificates that are valid for more than 825 days.
-const VALID_DAYS: u64 = 820;
-/// How far the start of validity lies in the past, for clients whose clock is behind.
-const BACKDATED_DAYS: u64 = 1;
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// Validity of the certificates in days. Some clients refuse server certificates that are valid for more than 825 days.
+const VALID_DAYS: u32 = 820;
 const PUBLIC: u32 = 0o644;
 const SECRET: u32 = 0o600;
 
@@ -64,7 +58,7 @@ pub enum CaError {
         source: io::Error,
     },
     #[error("cannot create a certificate")]
-    Make(#[from] rcgen::Error),
+    Make(#[from] pki::Error),
 }
 
 /// Creates an authority and a server certificate for `domain` in `dir`, which is created if it does not exist.
@@ -167,55 +161,41 @@ struct Made {
 }
 
 fn make(domain: &str) -> Result<Made, CaError> {
-    let ca_key = KeyPair::generate()?;
-    let mut ca = dated(&format!("cube-api private CA for {domain}"));
-    ca.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    ca.name_constraints = Some(NameConstraints {
+    let name = format!("cube-api private CA for {domain}");
+    let mut params = authority(&name, VALID_DAYS);
+    let loopback = |address: IpAddr, bits| {
+        GeneralSubtree::IpAddress(CidrSubnet::from_addr_prefix(address, bits))
+    };
+    params.name_constraints = Some(NameConstraints {
         permitted_subtrees: vec![
             GeneralSubtree::DnsName(domain.to_owned()),
             GeneralSubtree::DnsName("localhost".to_owned()),
-            GeneralSubtree::IpAddress(CidrSubnet::from_addr_prefix(Ipv4Addr::LOCALHOST.into(), 8)),
-            GeneralSubtree::IpAddress(CidrSubnet::from_addr_prefix(
-                Ipv6Addr::LOCALHOST.into(),
-                128,
-            )),
+            loopback(Ipv4Addr::LOCALHOST.into(), 8),
+            loopback(Ipv6Addr::LOCALHOST.into(), 128),
         ],
         excluded_subtrees: Vec::new(),
     });
-    let ca_certificate = ca.self_signed(&ca_key)?.pem();
-    let ca_key_pem = ca_key.serialize_pem();
-    let issuer = Issuer::new(ca, ca_key);
+    let ca = Authority::create(params, KeyPair::generate()?)?;
+    let hosts = [
+        domain,
+        &format!("*.{domain}"),
+        "localhost",
+        "127.0.0.1",
+        "::1",
+    ];
+    let server = leaf(
+        domain,
+        hosts.map(str::to_owned),
+        VALID_DAYS,
+        &[Purpose::ServerAuth],
+    )?;
     let key = KeyPair::generate()?;
-    let mut server = dated(domain);
-    for name in [domain, &format!("*.{domain}"), "localhost"] {
-        let name = SanType::DnsName(name.try_into()?);
-        server.subject_alt_names.push(name);
-    }
-    for address in [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()] {
-        server.subject_alt_names.push(SanType::IpAddress(address));
-    }
-    server.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-    server.use_authority_key_identifier_extension = true;
-    let certificate = server.signed_by(&key, &issuer)?.pem();
     Ok(Made {
-        ca_certificate,
-        ca_key: ca_key_pem,
-        certificate,
+        certificate: ca.sign(&server, &key)?.pem(),
         key: key.serialize_pem(),
+        ca_certificate: ca.certificate().to_owned(),
+        ca_key: ca.key().serialize_pem(),
     })
-}
-
-fn dated(name: &str) -> CertificateParams {
-    let mut params = CertificateParams::default();
-    let now = SystemTime::now();
-    let days = |n: u64| DAY * u32::try_from(n).unwrap_or(u32::MAX);
-    params.not_before = (now - days(BACKDATED_DAYS)).into();
-    params.not_after = (now + days(VALID_DAYS)).into();
-    params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, name);
-    params
 }
 
 fn write(path: &Path, text: &str, mode: u32) -> Result<(), CaError> {

@@ -22,7 +22,7 @@ use nix::{
         stat::Mode,
     },
 };
-use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, KeyPair};
+use pki::{Authority, KeyPair};
 use serde_json::json;
 use testbed::artifacts;
 
@@ -193,15 +193,11 @@ fn egress() -> io::Result<Running> {
 
 fn authority() -> io::Result<serde_json::Value> {
     let key = KeyPair::generate().map_err(io::Error::other)?;
-    let mut params = CertificateParams::default();
-    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     // The proxy refuses an authority that is not named after its key (`egress::control::authority_name`).
     let id = model::hex(&key.public_key_raw()[1..5]);
-    params.distinguished_name = DistinguishedName::new();
-    let name = format!("cube-egress {id}");
-    params.distinguished_name.push(DnType::CommonName, name);
-    let certificate = params.self_signed(&key).map_err(io::Error::other)?;
-    Ok(json!({"certificate": certificate.pem(), "key": key.serialize_pem()}))
+    let params = pki::authority(&format!("cube-egress {id}"), 1);
+    let made = Authority::create(params, key).map_err(io::Error::other)?;
+    Ok(json!({"certificate": made.certificate(), "key": made.key().serialize_pem()}))
 }
 
 /// A converter that waits for its first layer.

@@ -4,17 +4,14 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use egress::{
     control::{Authority, authority_name},
     name::HostName,
 };
-use rcgen::{
-    CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, PublicKeyData, SerialNumber,
-};
+use pki::{KeyPair, PublicKeyData, Purpose, SerialNumber};
 use rustls::{
     RootCertStore, ServerConfig,
     crypto::ring,
@@ -23,12 +20,9 @@ use rustls::{
     sign::{CertifiedKey, SigningKey, SingleCertAndKey},
 };
 
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-/// Validity before and after now: clocks of guests may differ.
-const BACKDATED: Duration = DAY;
-const VALID: Duration = DAY.saturating_mul(7);
+const VALID_DAYS: u32 = 7;
 /// A certificate is used for new connections this long.
-const USED: Duration = DAY;
+const USED: Duration = Duration::from_secs(24 * 60 * 60);
 const CACHED: usize = 1024;
 
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +37,7 @@ pub(crate) enum MinterError {
     #[error("the authority's key is not a private key in PEM, or not the certificate's")]
     Key,
     #[error("cannot make a certificate")]
-    Make(#[source] rcgen::Error),
+    Make(#[source] pki::Error),
     #[error("cannot use a certificate")]
     Use(#[source] rustls::Error),
     #[error("cannot make random numbers")]
@@ -51,8 +45,8 @@ pub(crate) enum MinterError {
 }
 
 pub(crate) struct Minter {
-    issuer: Issuer<'static, KeyPair>,
-    authority: CertificateDer<'static>,
+    authority: pki::Authority,
+    certificate: CertificateDer<'static>,
     leaf: KeyPair,
     signing: Arc<dyn SigningKey>,
     cache: Mutex<HashMap<HostName, Minted>>,
@@ -79,16 +73,13 @@ impl Minter {
         {
             return Err(MinterError::Key);
         }
-        let mut params = CertificateParams::default();
-        params.distinguished_name = DistinguishedName::new();
-        let issuer = authority_name(key.public_key_raw());
-        params.distinguished_name.push(DnType::CommonName, issuer);
+        let params = pki::authority(&authority_name(key.public_key_raw()), VALID_DAYS);
         let leaf = KeyPair::generate().map_err(MinterError::Make)?;
         let leaf_key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(leaf.serialize_der()));
         let signing = ring::sign::any_supported_type(&leaf_key).map_err(MinterError::Use)?;
         let minter = Self {
-            issuer: Issuer::new(params, key),
-            authority: certificate,
+            authority: pki::Authority::load(params, key, authority.certificate.clone()),
+            certificate,
             leaf,
             signing,
             cache: Mutex::default(),
@@ -148,47 +139,39 @@ impl Minter {
     }
 
     fn mint(&self, name: &HostName) -> Result<CertifiedKey, MinterError> {
-        let mut params = CertificateParams::new([name.to_string()]).map_err(MinterError::Make)?;
-        let now = SystemTime::now();
-        params.not_before = (now - BACKDATED).into();
-        params.not_after = (now + VALID).into();
-        params.is_ca = IsCa::ExplicitNoCa;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        params.distinguished_name = DistinguishedName::new();
         // A common name has at most 64 characters (RFC 5280, appendix A.1). Clients compare the alternative name.
         let common: String = name.as_str().chars().take(64).collect();
-        params.distinguished_name.push(DnType::CommonName, common);
+        let mut params = pki::leaf(
+            &common,
+            [name.to_string()],
+            VALID_DAYS,
+            &[Purpose::ServerAuth],
+        )
+        .map_err(MinterError::Make)?;
         // The key is the same for all names, and a pair of issuer and serial number may not be.
         let mut serial = [0; 16];
         let random = ring::default_provider().secure_random;
         random.fill(&mut serial).map_err(|_| MinterError::Random)?;
         serial[0] &= 0x7f;
         params.serial_number = Some(SerialNumber::from(serial.to_vec()));
-        let certificate = params
-            .signed_by(&self.leaf, &self.issuer)
-            .map_err(MinterError::Make)?;
-        let chain = vec![certificate.der().clone(), self.authority.clone()];
+        let signed = self.authority.sign(&params, &self.leaf);
+        let leaf = signed.map_err(MinterError::Make)?.der().clone();
+        let chain = vec![leaf, self.certificate.clone()];
         Ok(CertifiedKey::new(chain, Arc::clone(&self.signing)))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use rcgen::BasicConstraints;
-
     use super::*;
 
     fn authority(name: impl FnOnce(&[u8]) -> String) -> Authority {
         let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.distinguished_name = DistinguishedName::new();
-        let name = name(key.public_key_raw());
-        params.distinguished_name.push(DnType::CommonName, name);
+        let params = pki::authority(&name(key.public_key_raw()), 1);
+        let made = pki::Authority::create(params, key).unwrap();
         Authority {
-            certificate: params.self_signed(&key).unwrap().pem(),
-            key: key.serialize_pem(),
+            certificate: made.certificate().to_owned(),
+            key: made.key().serialize_pem(),
         }
     }
 

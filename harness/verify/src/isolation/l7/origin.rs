@@ -17,7 +17,7 @@ use hyper::{
     Request, Response, body::Bytes, body::Incoming, server::conn::http2, service::service_fn,
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use pki::{Authority, KeyPair, Purpose};
 use rustls::{
     ServerConfig,
     crypto::ring,
@@ -105,14 +105,15 @@ impl Origins {
 struct Acceptors([TlsAcceptor; 2]);
 
 fn certificates() -> Result<(String, Acceptors), Box<dyn std::error::Error + Send + Sync>> {
-    let mut ca = CertificateParams::default();
-    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let ca_key = KeyPair::generate()?;
-    let authority = ca.self_signed(&ca_key)?.pem();
-    let issuer = Issuer::new(ca, ca_key);
+    let authority = Authority::create(pki::authority("l7", 1), KeyPair::generate()?)?;
     let key = KeyPair::generate()?;
-    let leaf =
-        CertificateParams::new(NAMES.map(str::to_owned).to_vec())?.signed_by(&key, &issuer)?;
+    let leaf = pki::leaf(
+        NAMES[0],
+        NAMES.map(str::to_owned),
+        1,
+        &[Purpose::ServerAuth],
+    )?;
+    let leaf = authority.sign(&leaf, &key)?;
     let acceptor = |protocols: &[&str]| {
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
         let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -123,7 +124,7 @@ fn certificates() -> Result<(String, Acceptors), Box<dyn std::error::Error + Sen
         Ok::<_, rustls::Error>(TlsAcceptor::from(Arc::new(config)))
     };
     let acceptors = [acceptor(&["http/1.1"])?, acceptor(&["h2", "http/1.1"])?];
-    Ok((authority, Acceptors(acceptors)))
+    Ok((authority.certificate().to_owned(), Acceptors(acceptors)))
 }
 
 async fn serve(
