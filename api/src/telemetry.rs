@@ -3,19 +3,25 @@
 //! Labels are route patterns, methods, statuses, phases, reasons and templates in use, so the number of time series is
 //! bounded regardless of client behavior.
 
-use std::{collections::BTreeMap, fmt::Write, sync::Arc, time::Duration};
+mod pool_tables;
+mod table;
+
+use std::{sync::Arc, time::Duration};
 
 use hyper::Method;
 use model::{StartPhase, Timeline};
-use netisolation::{Counters, Reason};
-use pool::{Installed, PoolStats, RebuildState, StockStats, VmmId, VmmUse};
+use netisolation::Reason;
 use prometheus_client::{
-    encoding::{EncodeLabelSet, text::encode},
+    encoding::{
+        EncodeLabelSet,
+        text::{encode_eof, encode_registry},
+    },
     metrics::{counter::Counter, family::Family, histogram::Histogram},
     registry::Registry,
 };
 
 use crate::egress::CallCounts;
+pub(crate) use table::Tables;
 
 /// Upper bounds of the histogram buckets in seconds. The range covers lookups as well as cold boots.
 const BOUNDS: [f64; 14] = [
@@ -129,36 +135,19 @@ impl Telemetry {
         }
     }
 
-    /// All metrics, with the current values of the pool, in OpenMetrics text format. `cluster` contains metrics in this
-    /// format, without an end mark.
+    /// All metrics in OpenMetrics text format. `tables` have the current values of the other parts of the server.
     #[must_use]
-    pub fn render(
-        &self,
-        stats: &PoolStats,
-        egress: Option<&EgressStats>,
-        webhooks: &[(&'static str, u64)],
-        cluster: &str,
-    ) -> String {
+    pub(crate) fn render(&self, tables: Tables) -> String {
+        let mut current = Registry::with_prefix("cube");
+        current.register_collector(Box::new(tables));
         let mut text = String::new();
-        // Writing to a string cannot fail. If an encoder fails nevertheless, there is no end mark to remove.
-        if encode(&mut text, &self.registry).is_err() {
+        // Writing to a string cannot fail.
+        let encoded = encode_registry(&mut text, &self.registry)
+            .and_then(|()| encode_registry(&mut text, &current))
+            .and_then(|()| encode_eof(&mut text));
+        if encoded.is_err() {
             tracing::error!("cannot encode the metrics of the server");
         }
-        let end = text.strip_suffix("# EOF\n").map(str::len);
-        text.truncate(end.unwrap_or(text.len()));
-        if write_pool(&mut text, stats).is_err() {
-            tracing::error!("cannot encode the metrics of the pool");
-        }
-        if let Some(egress) = egress
-            && write_egress(&mut text, egress).is_err()
-        {
-            tracing::error!("cannot encode the metrics of the egress proxy");
-        }
-        if write_webhooks(&mut text, webhooks).is_err() {
-            tracing::error!("cannot encode the metrics of webhooks");
-        }
-        text.push_str(cluster);
-        text.push_str("# EOF\n");
         text
     }
 }
@@ -173,54 +162,30 @@ pub struct EgressStats {
     pub calls_lost: u64,
 }
 
-fn write_egress(text: &mut String, stats: &EgressStats) -> std::fmt::Result {
-    for (name, help, value) in [
-        (
-            "egress_proxy_starts",
-            "Starts of the egress proxy",
-            stats.starts,
-        ),
-        (
-            "egress_calls_lost",
-            "Outbound calls without a record",
-            stats.calls_lost,
-        ),
-    ] {
-        writeln!(
-            text,
-            "# HELP cube_{name} {help}.\n# TYPE cube_{name} counter\ncube_{name}_total {value}"
-        )?;
+impl Tables {
+    pub(crate) fn egress(&mut self, stats: &EgressStats) {
+        let help = "Starts of the egress proxy";
+        self.counter("egress_proxy_starts", help, stats.starts);
+        let help = "Outbound calls without a record";
+        self.counter("egress_calls_lost", help, stats.calls_lost);
+        let CallCounts {
+            passed,
+            ruled,
+            refused,
+        } = stats.calls;
+        let calls = [("passed", passed), ("ruled", ruled), ("refused", refused)];
+        let calls = calls.map(|(outcome, n)| (vec![("outcome", outcome.to_owned())], n));
+        let help = "Outbound calls through the egress proxy";
+        self.counters("egress_calls", help, calls);
     }
-    writeln!(
-        text,
-        "# HELP cube_egress_calls Outbound calls through the egress proxy.\n# TYPE cube_egress_calls counter"
-    )?;
-    let CallCounts {
-        passed,
-        ruled,
-        refused,
-    } = stats.calls;
-    for (outcome, count) in [("passed", passed), ("ruled", ruled), ("refused", refused)] {
-        writeln!(
-            text,
-            "cube_egress_calls_total{{outcome=\"{outcome}\"}} {count}"
-        )?;
-    }
-    Ok(())
-}
 
-fn write_webhooks(text: &mut String, counts: &[(&'static str, u64)]) -> std::fmt::Result {
-    writeln!(
-        text,
-        "# HELP cube_webhook_deliveries Deliveries of events to webhooks.\n# TYPE cube_webhook_deliveries counter"
-    )?;
-    for (result, count) in counts {
-        writeln!(
-            text,
-            "cube_webhook_deliveries_total{{result=\"{result}\"}} {count}"
-        )?;
+    /// Adds the deliveries to webhooks, by result.
+    pub(crate) fn webhooks(&mut self, counts: &[(&'static str, u64)]) {
+        let counts = counts.iter();
+        let counts = counts.map(|(result, n)| (vec![("result", (*result).to_owned())], *n));
+        let help = "Deliveries of events to webhooks";
+        self.counters("webhook_deliveries", help, counts);
     }
-    Ok(())
 }
 
 fn name_of(method: &Method) -> &'static str {
@@ -235,280 +200,6 @@ fn name_of(method: &Method) -> &'static str {
     found.map_or("other", |(_, name)| name)
 }
 
-/// Writes the uses of each kept VMM. After a fix of the VMM, the lines with `present="false"` show what still uses an
-/// older one.
-fn write_vmms(text: &mut String, vmms: &BTreeMap<VmmId, VmmUse>) -> std::fmt::Result {
-    writeln!(
-        text,
-        "# HELP cube_pool_vmm_uses VMs, pauses and templates of each cube-vmm, named by the start of its SHA-256.\n\
-         # TYPE cube_pool_vmm_uses gauge"
-    )?;
-    for (id, uses) in vmms {
-        let (vmm, present) = (&id.as_str()[..12], uses.is_present);
-        for (kind, count) in [
-            ("running", uses.running),
-            ("paused", uses.paused),
-            ("templates", uses.templates),
-        ] {
-            writeln!(
-                text,
-                "cube_pool_vmm_uses{{vmm=\"{vmm}\",present=\"{present}\",use=\"{kind}\"}} {count}"
-            )?;
-        }
-    }
-    Ok(())
-}
-
-/// Writes the VMM of each installed template, and whether the template is being rebuilt with the current one. The
-/// operator chooses the names of installed templates.
-fn write_installed(text: &mut String, installed: &BTreeMap<String, Installed>) -> std::fmt::Result {
-    writeln!(
-        text,
-        "# HELP cube_pool_installed_template Installed templates: 1 for the state of each.\n\
-         # TYPE cube_pool_installed_template gauge"
-    )?;
-    for (name, template) in installed {
-        let vmm = &template.vmm.as_str()[..12];
-        for state in RebuildState::ALL {
-            let is_it = u8::from(template.state == state);
-            let state = state.name();
-            writeln!(
-                text,
-                "cube_pool_installed_template{{template={name:?},vmm=\"{vmm}\",state=\"{state}\"}} {is_it}"
-            )?;
-        }
-    }
-    Ok(())
-}
-
-/// Writes the warm stock of each template that has been used, has warm slots, or is loaded. The pool checks names: they
-/// contain no character that must be escaped.
-fn write_stocks(text: &mut String, stocks: &BTreeMap<String, StockStats>) -> std::fmt::Result {
-    type Field = fn(&StockStats) -> u64;
-    let families: [(&str, &str, &str, Field); 6] = [
-        (
-            "wanted",
-            "gauge",
-            "Warm slots by configuration and demand",
-            |s| s.wanted.into(),
-        ),
-        (
-            "target",
-            "gauge",
-            "Warm slots up to which the stock is filled",
-            |s| s.target.into(),
-        ),
-        ("warm", "gauge", "Warm slots", |s| s.warm.into()),
-        (
-            "loaded",
-            "gauge",
-            "1 if the template's memory is loaded",
-            |s| s.is_loaded.into(),
-        ),
-        ("hits", "counter", "Creates served by a warm slot", |s| {
-            s.hits
-        }),
-        (
-            "misses",
-            "counter",
-            "Creates that had to restore a new VM",
-            |s| s.misses,
-        ),
-    ];
-    for (name, kind, help, field) in families {
-        writeln!(
-            text,
-            "# HELP cube_pool_template_{name} {help}, of each template in use.\n\
-             # TYPE cube_pool_template_{name} {kind}"
-        )?;
-        let total = if kind == "counter" { "_total" } else { "" };
-        for (template, stock) in stocks {
-            let value = field(stock);
-            writeln!(
-                text,
-                "cube_pool_template_{name}{total}{{template={template:?}}} {value}"
-            )?;
-        }
-    }
-    Ok(())
-}
-
-/// Writes the metrics that the pool counts.
-fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
-    let gauges = [
-        (
-            "pool_running",
-            "Leased and running",
-            u64::from(stats.running),
-        ),
-        ("pool_paused", "Paused on disk", u64::from(stats.paused)),
-        ("pool_warm", "Warm slots", u64::from(stats.warm)),
-        (
-            "pool_filling",
-            "Slots being filled",
-            u64::from(stats.filling),
-        ),
-        (
-            "pool_warm_wanted",
-            "Warm slots by configuration and demand",
-            u64::from(stats.warm_wanted),
-        ),
-        (
-            "pool_warm_target",
-            "Warm slots up to which the stock is filled",
-            u64::from(stats.warm_target),
-        ),
-        (
-            "pool_warm_limit",
-            "Limit on warm slots",
-            u64::from(stats.warm_limit),
-        ),
-        (
-            "pool_warm_bytes",
-            "Memory of warm slots and loaded templates",
-            stats.warm_bytes,
-        ),
-        (
-            "pool_warm_limit_bytes",
-            "Current limit on the memory of warm slots and loaded templates",
-            stats.warm_bytes_limit,
-        ),
-        ("pool_templates", "Templates", u64::from(stats.templates)),
-        (
-            "pool_templates_loaded",
-            "Templates whose memory is loaded",
-            u64::from(stats.templates_loaded),
-        ),
-        (
-            "pool_memory_diffs",
-            "Templates whose memory is stored as a diff",
-            u64::from(stats.memory_diffs),
-        ),
-        (
-            "pool_memory_diff_bytes",
-            "Disk space of the diffs",
-            stats.memory_diff_bytes,
-        ),
-        (
-            "pool_memory_diff_memory_bytes",
-            "Memory that is stored as diffs",
-            stats.memory_diff_memory_bytes,
-        ),
-        (
-            "pool_expected_bytes",
-            "Expected memory of one more sandbox",
-            stats.expected_bytes,
-        ),
-        (
-            "pool_available_bytes",
-            "Memory available to sandboxes",
-            stats.available_bytes,
-        ),
-        (
-            "pool_images",
-            "Installed templates and older versions of them that are in use",
-            u64::from(stats.images),
-        ),
-    ];
-    for (name, help, value) in gauges {
-        writeln!(
-            text,
-            "# HELP cube_{name} {help}.\n# TYPE cube_{name} gauge\ncube_{name} {value}"
-        )?;
-    }
-    write_vmms(text, &stats.vmms)?;
-    write_installed(text, &stats.installed)?;
-    write_stocks(text, &stats.stocks)?;
-    let counters = [
-        (
-            "pool_warm_hits",
-            "Creates served by a warm slot",
-            stats.warm_hits,
-        ),
-        (
-            "pool_warm_misses",
-            "Creates that had to restore a new VM",
-            stats.warm_misses,
-        ),
-        (
-            "pool_refused",
-            "Creates refused for lack of resources",
-            stats.refused,
-        ),
-        (
-            "pool_wakes_waited",
-            "Resumes by traffic that waited for room",
-            stats.wakes_waited,
-        ),
-        ("pool_died", "VMs that ended unexpectedly", stats.died),
-        (
-            "pool_rebuilds",
-            "Installed templates that were rebuilt",
-            stats.rebuilt,
-        ),
-        (
-            "pool_rebuilds_failed",
-            "Rebuilds of installed templates that failed",
-            stats.rebuilds_failed,
-        ),
-    ];
-    for (name, help, value) in counters {
-        writeln!(
-            text,
-            "# HELP cube_{name} {help}.\n# TYPE cube_{name} counter\ncube_{name}_total {value}"
-        )?;
-    }
-    write_network(text, &stats.network)?;
-    writeln!(
-        text,
-        "# HELP cube_pool_failed Failed starts by failed step.\n# TYPE cube_pool_failed counter"
-    )?;
-    for (what, value) in &stats.failed {
-        writeln!(text, "cube_pool_failed_total{{what={what:?}}} {value}")?;
-    }
-    Ok(())
-}
-
-/// Writes the traffic counters of all sandboxes, including ended ones, since the eBPF programs were loaded.
-fn write_network(text: &mut String, network: &Counters) -> std::fmt::Result {
-    let passed = [
-        (
-            "packets",
-            "Packets",
-            network.packets_out,
-            network.packets_in,
-        ),
-        ("bytes", "Bytes", network.bytes_out, network.bytes_in),
-    ];
-    for (unit, word, out, back) in passed {
-        writeln!(
-            text,
-            "# HELP cube_network_{unit} {word} that passed, from sandboxes and to them.\n\
-             # TYPE cube_network_{unit} counter\n\
-             cube_network_{unit}_total{{direction=\"out\"}} {out}\n\
-             cube_network_{unit}_total{{direction=\"in\"}} {back}"
-        )?;
-    }
-    writeln!(
-        text,
-        "# HELP cube_network_flows Flows started by sandboxes.\n\
-         # TYPE cube_network_flows counter\ncube_network_flows_total {}\n\
-         # HELP cube_network_events_lost Refused packets whose record was lost.\n\
-         # TYPE cube_network_events_lost counter\ncube_network_events_lost_total {}\n\
-         # HELP cube_network_refused Packets refused, by reason.\n\
-         # TYPE cube_network_refused counter",
-        network.flows, network.events_lost
-    )?;
-    for (reason, packets) in &network.refused {
-        let reason = name_of_reason(*reason);
-        writeln!(
-            text,
-            "cube_network_refused_total{{reason={reason:?}}} {packets}"
-        )?;
-    }
-    Ok(())
-}
-
 /// The name of a reason in JSON and in metric labels.
 pub(crate) fn name_of_reason(reason: Reason) -> String {
     let name = serde_json::to_value(reason).ok();
@@ -518,6 +209,8 @@ pub(crate) fn name_of_reason(reason: Reason) -> String {
 
 #[cfg(test)]
 mod tests {
+    use pool::{Installed, PoolStats, RebuildState, StockStats, VmmId, VmmUse};
+
     use super::*;
 
     #[test]
@@ -558,19 +251,11 @@ mod tests {
             starts: 2,
             ..EgressStats::default()
         };
-        let text = telemetry.render(&stats, Some(&egress), &[("delivered", 2)], "");
-        assert!(text.contains("cube_egress_proxy_starts_total 2\n"));
-        assert!(text.contains("cube_egress_calls_total{outcome=\"refused\"} 0\n"));
-        for line in [
-            "wanted{template=\"mine:v1\"} 9\n",
-            "loaded{template=\"mine:v1\"} 1\n",
-            "hits_total{template=\"mine:v1\"} 8\n",
-        ] {
-            assert!(
-                text.contains(&format!("cube_pool_template_{line}")),
-                "{text}"
-            );
-        }
+        let mut tables = Tables::default();
+        tables.pool(&stats);
+        tables.egress(&egress);
+        tables.webhooks(&[("delivered", 2)]);
+        let text = telemetry.render(tables);
         let count =
             "cube_api_requests_total{method=\"GET\",route=\"/sandboxes/{id}\",status=\"404\"} 1";
         assert!(text.contains(count), "{text}");
@@ -579,19 +264,9 @@ mod tests {
             !text.contains("process_started"),
             "a phase before the request"
         );
-        assert!(text.contains("cube_pool_warm 3\n"));
-        assert!(text.contains("cube_pool_failed_total{what=\"spawn\"} 2\n"));
-        let uses = "cube_pool_vmm_uses{vmm=\"e3b0c44298fc\",present=\"false\",use=\"paused\"} 4\n";
-        assert!(text.contains(uses), "{text}");
-        for (state, is_it) in [("failed", 1), ("current", 0)] {
-            let line = format!(
-                "cube_pool_installed_template{{template=\"base\",vmm=\"e3b0c44298fc\",state=\"{state}\"}} {is_it}\n"
-            );
-            assert!(text.contains(&line), "{text}");
-        }
-        assert!(text.contains("cube_network_bytes_total{direction=\"in\"} 7\n"));
-        assert!(text.contains("cube_network_refused_total{reason=\"not_ip\"} 5\n"));
-        assert!(text.ends_with("# EOF\n"));
+        // Dashboards and alerts name these metrics, their types and their labels.
+        let current = concat!(include_str!("telemetry/current.txt"), "# EOF\n");
+        assert!(text.ends_with(current), "{text}");
         assert_eq!(text.matches("# EOF").count(), 1);
         let families = text.lines().filter(|l| l.starts_with("# TYPE"));
         let mut names: Vec<_> = families.collect();

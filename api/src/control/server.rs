@@ -14,7 +14,10 @@ use super::{
     error::ApiError,
     spread::Spread,
 };
-use crate::{auth::Scope, telemetry::EgressStats};
+use crate::{
+    auth::Scope,
+    telemetry::{EgressStats, Tables},
+};
 
 /// The OpenAPI document of the control plane.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
@@ -51,11 +54,19 @@ async fn metrics(State(app): State<App>) -> Result<impl IntoResponse, ApiError> 
         calls_lost: egress.calls.lost(),
         calls: egress.calls.counts(),
     });
-    let cluster = app.peers.as_ref().map(crate::peers::metrics::render);
-    let moves = app.moves.as_ref().map(crate::peers::moves::Moves::render);
-    let cluster = cluster.unwrap_or_default() + &moves.unwrap_or_default();
-    let webhooks = app.events.counts().named();
-    let text = (app.telemetry).render(&stats, egress.as_ref(), &webhooks, &cluster);
+    let mut tables = Tables::default();
+    tables.pool(&stats);
+    if let Some(egress) = &egress {
+        tables.egress(egress);
+    }
+    tables.webhooks(&app.events.counts().named());
+    if let Some(peers) = &app.peers {
+        crate::peers::metrics::add(peers, &mut tables);
+    }
+    if let Some(moves) = &app.moves {
+        moves.add_metrics(&mut tables);
+    }
+    let text = app.telemetry.render(tables);
     let openmetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(CONTENT_TYPE, openmetrics)], text))
 }

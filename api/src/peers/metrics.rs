@@ -1,18 +1,15 @@
 //! Metrics of the cluster in this node's view, and log lines of its events.
 
-use std::{
-    fmt::Write,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use cluster::ClusterEvent;
 use tokio::sync::broadcast::error::RecvError;
 
 use super::Peers;
+use crate::telemetry::Tables;
 
-/// Gauges in OpenMetrics text format, without an end mark.
-#[must_use]
-pub(crate) fn render(peers: &Peers) -> String {
+/// Adds the metrics of the cluster.
+pub(crate) fn add(peers: &Peers, tables: &mut Tables) {
     let view = peers.cluster().view();
     let health = peers.health();
     let away = view
@@ -22,57 +19,33 @@ pub(crate) fn render(peers: &Peers) -> String {
     let away: Vec<_> = away.collect();
     let lost = away.iter().filter_map(|node| peers.roster().get(node));
     let lost: usize = lost.map(|seen| seen.state.sandboxes.len()).sum();
-    let mut text = String::new();
-    let mut gauge = |name: &str, help: &str, value: &dyn std::fmt::Display| {
-        // Writing to a string cannot fail.
-        let _ = writeln!(
-            text,
-            "# HELP cube_cluster_{name} {help}.\n# TYPE cube_cluster_{name} gauge\ncube_cluster_{name} {value}"
-        );
-    };
-    gauge("members", "Nodes that have joined", &view.members.len());
-    gauge("nodes", "Nodes that are reachable", &view.nodes.len());
-    gauge(
-        "lost_sandboxes",
-        "Sandboxes last seen on nodes that are now unreachable",
-        &lost,
-    );
-    gauge(
-        "registered",
-        "Whether this node's lease holds",
-        &u8::from(health.registered),
-    );
+    let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+    let mut gauge = |name: &str, help: &str, value: u64| tables.gauge(name, help, value);
+    let joined = "Nodes that have joined";
+    gauge("cluster_members", joined, count(view.members.len()));
+    let reachable = "Nodes that are reachable";
+    gauge("cluster_nodes", reachable, count(view.nodes.len()));
+    let help = "Sandboxes last seen on nodes that are now unreachable";
+    gauge("cluster_lost_sandboxes", help, count(lost));
+    let help = "Whether this node's lease holds";
+    gauge("cluster_registered", help, health.registered.into());
     if let Some(age) = health.last_contact {
         let help = "Time since etcd last responded";
-        gauge("etcd_silence_seconds", help, &age.as_secs_f64());
+        tables.seconds("cluster_etcd_silence_seconds", help, age.as_secs_f64());
     }
     let counters = peers.templates().counters();
     let help = "Builds of other nodes that this node still has to copy";
-    gauge(
-        "template_builds_missing",
-        help,
-        &counters.missing.load(Relaxed),
-    );
+    let missing = counters.missing.load(Relaxed);
+    tables.gauge("cluster_template_builds_missing", help, missing);
     let mut counter = |name: &str, help: &str, value: &AtomicU64| {
-        let value = value.load(Relaxed);
-        let _ = writeln!(
-            text,
-            "# HELP cube_cluster_{name} {help}.\n# TYPE cube_cluster_{name} counter\ncube_cluster_{name}_total {value}"
-        );
+        tables.counter(name, help, value.load(Relaxed));
     };
-    counter(
-        "template_copies",
-        "Builds copied from other nodes",
-        &counters.copied,
-    );
-    counter(
-        "template_copy_failures",
-        "Failed copies of builds",
-        &counters.failed,
-    );
+    let help = "Builds copied from other nodes";
+    counter("cluster_template_copies", help, &counters.copied);
+    let help = "Failed copies of builds";
+    counter("cluster_template_copy_failures", help, &counters.failed);
     let help = "Bytes of builds received from other nodes";
-    counter("template_copy_bytes", help, &counters.bytes);
-    text
+    counter("cluster_template_copy_bytes", help, &counters.bytes);
 }
 
 /// Logs what happens to the other nodes; never returns.

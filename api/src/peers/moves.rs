@@ -34,7 +34,6 @@ mod tests;
 
 use std::{
     collections::BTreeMap,
-    fmt::Write,
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -56,7 +55,7 @@ pub(crate) use take::Offer;
 pub(crate) use tend::tend;
 
 use super::{Peers, transfer::TransferError};
-use crate::peers::PeerError;
+use crate::{peers::PeerError, telemetry::Tables};
 
 /// Directory for incoming files, below the state directory.
 const INCOMING: &str = "incoming";
@@ -251,34 +250,26 @@ impl Moves {
         self.0.stuck.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counters in OpenMetrics text format, without an end mark.
-    pub(crate) fn render(&self) -> String {
+    /// Adds the metrics of moves.
+    pub(crate) fn add_metrics(&self, tables: &mut Tables) {
         let counts = &self.0.counts;
-        let mut text = String::from(
-            "# HELP cube_cluster_moves Moves of sandboxes by their outcome on this node.\n# TYPE cube_cluster_moves counter\n",
-        );
-        for (outcome, count) in [
+        let outcomes = [
             ("given", &counts.given),
             ("taken", &counts.taken),
             ("withdrawn", &counts.withdrawn),
             ("failed", &counts.failed),
-        ] {
+        ];
+        let outcomes = outcomes.map(|(outcome, count)| {
             let count = count.load(Ordering::Relaxed);
-            // Writing to a string cannot fail.
-            let _ = writeln!(
-                text,
-                "cube_cluster_moves_total{{outcome=\"{outcome}\"}} {count}"
-            );
-        }
+            (vec![("outcome", outcome.to_owned())], count)
+        });
+        let help = "Moves of sandboxes by their outcome on this node";
+        tables.counters("cluster_moves", help, outcomes);
         let bytes = counts.bytes.load(Ordering::Relaxed);
-        let stuck = self.stuck_lock().len();
-        let _ = writeln!(
-            text,
-            "# HELP cube_cluster_moved_bytes Bytes of sandboxes received.\n# TYPE cube_cluster_moved_bytes counter\n\
-             cube_cluster_moved_bytes_total {bytes}\n\
-             # HELP cube_cluster_stuck_sandboxes Sandboxes of this draining node that cannot move.\n\
-             # TYPE cube_cluster_stuck_sandboxes gauge\ncube_cluster_stuck_sandboxes {stuck}"
-        );
-        text
+        let help = "Bytes of sandboxes received";
+        tables.counter("cluster_moved_bytes", help, bytes);
+        let stuck = u64::try_from(self.stuck_lock().len()).unwrap_or(u64::MAX);
+        let help = "Sandboxes of this draining node that cannot move";
+        tables.gauge("cluster_stuck_sandboxes", help, stuck);
     }
 }
