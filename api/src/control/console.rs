@@ -1,9 +1,9 @@
 //! The web console at `/ui`: serves the files of `console/dist`, which are compiled into this program.
 //!
 //! The files need no key: they are the same for everyone and contain nothing from the server. The page asks for a key
-//! and keeps it in memory. Its policy allows scripts and requests of this origin only. No other page can reach it,
-//! neither in a frame nor through `window.open`, because pages of sandboxes may have this origin too
-//! ([`crate::proxy::isolate`]).
+//! and keeps it in the tab, split between the session's storage and the history entry. Its policy allows scripts and
+//! requests of this origin only. No other page can reach it, neither in a frame nor through `window.open`, because pages
+//! of sandboxes may have this origin too ([`crate::proxy::isolate`]).
 
 use axum::{
     Router,
