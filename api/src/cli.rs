@@ -3,10 +3,7 @@
 // The server.
 mod serve;
 
-mod ceiling;
-mod images;
-mod network;
-mod options_file;
+mod config;
 mod reload;
 
 // Before its first start.
@@ -17,10 +14,14 @@ mod prepare;
 
 mod exit;
 
-use std::process::ExitCode;
+use std::{ffi::OsString, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
+use config::{
+    ServeArgs, StateDir, earlier,
+    show::{self, ConfigCommand},
+};
 use exit::Failure;
 
 #[derive(Parser)]
@@ -36,15 +37,18 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Serve until SIGTERM or SIGINT; by default, sandboxes keep running for the next server
-    Serve(Box<serve::ServeConfig>),
+    Serve(Box<ServeArgs>),
     /// Link the installed files of the guest below the state directory, and create the template `base` unless it
     /// exists; takes the options of `serve`
-    Prepare(Box<serve::ServeConfig>),
+    Prepare(Box<ServeArgs>),
     /// End all sandboxes that a stopped server has left running, and remove their network and cgroups; takes the options
     /// of `serve`
-    End(Box<serve::ServeConfig>),
+    End(Box<ServeArgs>),
     /// Replace the running server with a new process of the program that is installed now; prints its process id
-    Reload(options_file::StateDir),
+    Reload(StateDir),
+    /// The configuration file of the server
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Create, list and revoke API keys; a running server picks up changes
     #[command(subcommand)]
     Key(key::KeyCommand),
@@ -57,22 +61,31 @@ enum Command {
 }
 
 pub(crate) fn main() -> ExitCode {
-    let arguments = match options_file::expand(std::env::args_os()) {
-        Ok(arguments) => Arguments::parse_from(arguments),
-        Err(failure) => return report(&failure),
-    };
-    let result = match arguments.command {
-        Command::Serve(config) => serve::run(*config),
-        Command::Prepare(config) => prepare::run(&config),
-        Command::End(config) => serve::end(*config),
+    match parse(std::env::args_os()).and_then(run) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => report(&failure),
+    }
+}
+
+fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Command, Failure> {
+    let (words, taken) = earlier::take(words)?;
+    let mut command = Arguments::parse_from(words).command;
+    if let Command::Serve(args) | Command::Prepare(args) | Command::End(args) = &mut command {
+        args.earlier = taken;
+    }
+    Ok(command)
+}
+
+fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Serve(args) => serve::run(*args),
+        Command::Prepare(args) => prepare::run(*args),
+        Command::End(args) => serve::end(*args),
         Command::Reload(state) => reload::run(state),
+        Command::Config(command) => show::run(&command),
         Command::Key(command) => key::run(command),
         Command::Cluster(command) => cluster::run(command),
         Command::Ca(command) => ca::run(&command),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => report(&failure),
     }
 }
 

@@ -131,6 +131,8 @@ snapshot=$(ask POST "/sandboxes/$running/snapshots" '{"name":"kept"}' | field sn
 [ -n "$running" ] && [ -n "$paused" ] && [ -n "$snapshot" ] || fail sandboxes "running $running, paused $paused, snapshot $snapshot"
 check restart "" inside systemctl restart cube-api.service
 check running-after-restart "" ask GET "/sandboxes/$running"
+# An options file of an earlier release remains in force across the upgrade.
+inside sh -c 'echo "max-sandboxes = 200" >/etc/cube/server.conf'
 server=$(inside systemctl show --property MainPID --value cube-api.service)
 began=$(now)
 check upgrade "" inside apt-get install --yes --no-install-recommends /packages/new.deb
@@ -143,6 +145,8 @@ check running-after-upgrade "" ask GET "/sandboxes/$running"
 check paused-after-upgrade "" ask POST "/sandboxes/$paused/resume" '{}'
 check template-after-upgrade "" ask POST /sandboxes "{\"templateID\":\"$snapshot\",\"timeout\":60}"
 check output-after-upgrade "" output
+check earlier-options "" inside sh -c 'cube server config check | grep "max_sandboxes = 200  # /etc/cube/server.conf:1"'
+check earlier-options-warned "" inside sh -c 'journalctl -u cube-api -n 200 -o cat | grep "the options file /etc/cube/server.conf"'
 
 # The package of the code interpreter, beside the running server.
 cell() { # CODE RESULT
@@ -176,9 +180,9 @@ else
 fi
 
 # A different state directory is refused with the remedy, and then used by all commands.
-end='systemctl stop cube-api.service; cube-api end --config /etc/cube/server.conf'
+end='systemctl stop cube-api.service; cube-api end'
 inside sh -c "$end" 2>/dev/null
-inside sh -c 'mkdir -m 700 /srv/cube; echo "state = /srv/cube" >>/etc/cube/server.conf; systemctl restart cube-api.service' 2>/dev/null
+inside sh -c 'mkdir -m 700 /srv/cube; sed -i "s|^#state = .*|state = \"/srv/cube\"|" /etc/cube/cube.toml; systemctl restart cube-api.service' 2>/dev/null
 check state-refused "" inside sh -c 'journalctl -u cube-api -n 20 -o cat | grep "write .ReadWritePaths=/srv/cube"'
 unit=/etc/systemd/system/cube-api.service.d
 inside sh -c 'mkdir $1; printf "[Service]\nReadWritePaths=/srv/cube\n" >$1/state.conf; systemctl daemon-reload; systemctl reset-failed' sh $unit
@@ -186,7 +190,7 @@ check state-elsewhere "" inside systemctl restart cube-api.service
 check state-reload "" inside systemctl reload cube-api.service
 check state-key "" inside sh -c 'cube key new other && grep other /srv/cube/keys.json && cube quickstart'
 inside sh -c "$end" 2>/dev/null
-inside sh -c 'sed -i "/^state/d" /etc/cube/server.conf; systemctl restart cube-api.service; rm -r /srv/cube $1; systemctl daemon-reload' sh $unit
+inside sh -c 'sed -i "s|^state = .*|#state = \"/var/lib/cube\"|" /etc/cube/cube.toml; systemctl restart cube-api.service; rm -r /srv/cube $1; systemctl daemon-reload' sh $unit
 
 # A process that the removal did not end is reported by name.
 inside sh -c 'cp /bin/sleep /tmp/cube-vmm && setsid /tmp/cube-vmm 1000 </dev/null >/dev/null 2>&1 & sleep 0.2; rm /tmp/cube-vmm'

@@ -27,7 +27,7 @@ pub(super) fn run(command: &CaCommand) -> Result<(), Failure> {
         CaError::Make(_) => failure(Failure::Bug, &why),
     })?;
     eprintln!(
-        "server: cube-api serve --tls-cert {} --tls-key {} --domain {domain}",
+        "server: cube-api serve --set tls.certificate={} --set tls.key={} --domain {domain}",
         files.certificate.display(),
         files.key.display()
     );

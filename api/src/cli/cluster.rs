@@ -14,7 +14,7 @@ use api::{
 use clap::{Args, Subcommand};
 use cluster::NodeId;
 
-use super::{Failure, failure, options_file::StateDir};
+use super::{Failure, config::StateDir, failure};
 
 #[derive(Subcommand)]
 pub(super) enum ClusterCommand {

@@ -6,7 +6,7 @@ use api::{
 };
 use clap::Subcommand;
 
-use super::{Failure, failure, options_file::StateDir};
+use super::{Failure, config::StateDir, failure};
 
 #[derive(Subcommand)]
 pub(super) enum KeyCommand {

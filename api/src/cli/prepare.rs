@@ -26,7 +26,11 @@ use model::{GuestPaths, MANIFEST_NAME, STATE_DIR};
 use pool::durable::{Durability, copy, replace, sync_dir, sync_files};
 use template::{Builder, Limits, Recipe};
 
-use super::{Failure, failure, serve::ServeConfig};
+use super::{
+    Failure,
+    config::{ServeArgs, spec},
+    failure,
+};
 
 /// Names of the linked files.
 const FILES: [&str; 5] = ["vmlinux", "initramfs.cpio", ROOT, "bash", "busybox"];
@@ -43,21 +47,25 @@ pub(super) fn installed(state: &Path) -> PathBuf {
     state.join("installed")
 }
 
-pub(super) fn run(config: &ServeConfig) -> Result<(), Failure> {
+pub(super) fn run(args: ServeArgs) -> Result<(), Failure> {
+    let (config, layers) = args.load()?;
+    if let Some(warning) = layers.deprecation() {
+        eprintln!("cube-api: {warning}");
+    }
+    let state = &config.server.state;
     let program = std::env::current_exe();
     let program = program.map_err(|why| failure(Failure::UnsuitableHost, &why))?;
     let beside = program.parent().unwrap_or(Path::new("/"));
-    let vmm = config.vmm.clone();
-    let vmm = vmm.unwrap_or_else(|| beside.join("cube-vmm"));
-    let failed = |text, kind| below_state(&config.state, text, kind);
-    open_state(&config.state).map_err(|why| {
+    let vmm = spec::vmm(&config, beside);
+    let failed = |text, kind| below_state(state, text, kind);
+    open_state(state).map_err(|why| {
         let kind = match &why {
             StateError::Io { source, .. } => source.kind(),
             StateError::Open { .. } => io::ErrorKind::Other,
         };
         failed(model::chain(&why), kind)
     })?;
-    let installed = installed(&config.state);
+    let installed = installed(state);
     let guest = installed.join("guest");
     publish_all(&beside.join("../guest"), &guest).map_err(|why| {
         let text = format!("cannot prepare {}: {why}", guest.display());

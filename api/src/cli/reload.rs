@@ -4,7 +4,7 @@ use std::io;
 
 use api::listen::ask_reload;
 
-use super::{Failure, failure, options_file::StateDir};
+use super::{Failure, config::StateDir, failure};
 
 pub(super) fn run(state: StateDir) -> Result<(), Failure> {
     let path = state.find()?;

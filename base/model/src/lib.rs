@@ -18,7 +18,7 @@ mod template;
 pub use chain::chain;
 pub use hex::{hex, is_sha256};
 pub use identity::{EntropySeed, Identity};
-pub use options::{BadOption, OPTIONS_FILE, STATE_DIR, options};
+pub use options::{BadOption, CONFIG_FILE, OPTIONS_FILE, STATE_DIR, options};
 pub use phase::{StartPhase, Timeline};
 pub use process::ProcessStat;
 pub use sandbox::{SandboxId, SandboxIdError};

@@ -9,6 +9,9 @@
 /// The options file of an installed server.
 pub const OPTIONS_FILE: &str = "/etc/cube/server.conf";
 
+/// The configuration file of an installed server.
+pub const CONFIG_FILE: &str = "/etc/cube/cube.toml";
+
 /// The default state directory of a server.
 pub const STATE_DIR: &str = "/var/lib/cube";
 

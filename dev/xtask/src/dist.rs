@@ -6,7 +6,7 @@
 //! /usr/lib/cube/bin/        programs             bin/
 //! /usr/lib/cube/guest/      kernel, images       guest/
 //! /usr/lib/systemd/system/  units                share/
-//! /etc/cube/server.conf     options              share/
+//! /etc/cube/cube.toml       configuration        share/
 //! /usr/bin/                 links to programs
 //! ```
 //! The programs are static, so they run on any Debian. The template `base` is not included: it holds the CPU state

@@ -514,10 +514,10 @@ fn slots_of(scenario: &Scenario) -> u32 {
 }
 
 /// Option that fixes the total number of warm sandboxes to the scenario's, however many are created. Older builds,
-/// which `ab` may compare, never exceed it; their help does not list the option.
+/// which `ab` may compare, never exceed it; their help lists neither the option nor `--set`, which later builds have.
 fn fixed_stock(help: &str, slots: u32) -> Vec<String> {
     const OPTION: &str = "--warm-slots";
-    if help.contains(OPTION) {
+    if help.contains(OPTION) || help.contains("--set ") {
         vec![OPTION.to_owned(), slots.to_string()]
     } else {
         Vec::new()

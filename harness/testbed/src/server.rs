@@ -364,7 +364,8 @@ fn spawn(dir: &Path, spec: &ServerSpec, address: SocketAddr) -> io::Result<(Chil
     };
     let mut serve = Command::new(&spec.program);
     serve
-        .args(["serve", "--on-exit", "kill"])
+        // The configuration of an installed server does not apply. The options are those that earlier builds have too.
+        .args(["serve", "--config", "/dev/null", "--on-exit", "kill"])
         .args(["--max-sandboxes", MAX_SANDBOXES, "--rate", RATE])
         .args(["--listen", &address.to_string()])
         .arg("--state")

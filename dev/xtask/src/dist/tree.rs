@@ -27,7 +27,7 @@ const COMMANDS: [&str; 3] = ["cube", "cube-api", "cube-bench"];
 /// The template of the second package.
 const INTERPRETER: &str = "code-interpreter-v1";
 const UNITS: [&str; 2] = ["cube-api.service", "cube-api.socket"];
-const CONFIG: &str = "server.conf";
+const CONFIG: &str = "cube.toml";
 /// The empty layer, compressed: a package or archive would store its 4 GiB of holes as zeros.
 const LAYER_ARCHIVE: &str = "layer.tar.gz";
 

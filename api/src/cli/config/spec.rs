@@ -1,0 +1,536 @@
+//! From the configuration to the [`ServeSpec`]: defaults that depend on the host, and keys that depend on each other.
+
+use std::{
+    fmt::Display,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+};
+
+use api::{
+    auth::{Auth, Rate},
+    node,
+    peers::{ClusterSpec, transfer::TransferLimits},
+    secrets::KeySource,
+    serve::{BuildsSpec, ServeSpec, TlsFiles},
+    traces::TraceSpec,
+};
+use pool::{MissingLimits, OnClose, PoolConfig, SandboxLimits, WarmMarks};
+
+use super::{
+    super::{Failure, failure, prepare},
+    images::images,
+    layers::{Layers, Mistake, report},
+    network::{destinations, forbidden, network},
+    sections::{OnExit, ServerConfig, TlsSection, TracesSection},
+};
+
+/// Default listening address.
+const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3000);
+/// Burst size of a key's rate limit, as a multiple of its requests per second.
+const BURST: u32 = 2;
+/// Default number of warm slots of installed templates, if other templates do not need the room.
+const WARM: WarmMarks = WarmMarks { low: 2, high: 4 };
+
+/// Collects the mistakes of one configuration.
+pub(super) struct Checks<'a> {
+    layers: &'a Layers,
+    mistakes: Vec<Mistake>,
+}
+
+impl Checks<'_> {
+    pub(super) fn wrong(&mut self, key: &str, what: impl Display) {
+        self.mistakes.push(self.layers.mistake(key, what));
+    }
+}
+
+/// Checks the configuration and fills in the defaults. `program` is the path of this executable, `sockets` are those of
+/// systemd. The node is not in its cluster yet: [`join_cluster`].
+///
+/// # Errors
+/// Returns an error that lists all mistakes.
+pub(in super::super) fn spec(
+    config: &ServerConfig,
+    layers: &Layers,
+    program: &Path,
+    sockets: Vec<(SocketAddr, TcpListener)>,
+) -> Result<ServeSpec, Failure> {
+    let mut checks = Checks {
+        layers,
+        mistakes: Vec::new(),
+    };
+    let (server, sandbox) = (&config.server, &config.sandbox);
+    let (addresses, bound): (Vec<_>, Vec<_>) = sockets.into_iter().unzip();
+    let listen = addresses_of(&server.listen, addresses, &mut checks);
+    if server.insecure_loopback
+        && let Some(address) = listen.iter().find(|address| !address.ip().is_loopback())
+    {
+        checks.wrong(
+            "server.insecure_loopback",
+            format!(
+                "turns authentication off, and {address} is not a loopback address: remove it, and create a key with \
+                 `cube-api key new`"
+            ),
+        );
+    }
+    let beside = program.parent().unwrap_or(Path::new("/"));
+    let installed = templates(config, beside, &mut checks);
+    traces(&config.traces, &mut checks);
+    let denied = destinations(&config.network.denied);
+    let memory = server.memory.value.0;
+    let from_images = images(
+        &config.images,
+        &mut checks,
+        beside,
+        installed.as_deref(),
+        memory,
+        &denied,
+    );
+    let spec = ServeSpec {
+        listen,
+        bound,
+        domain: server.domain.clone(),
+        trusted_proxies: server
+            .trusted_proxies
+            .iter()
+            .map(|block| block.value.0)
+            .collect(),
+        tls: tls(&config.tls, &mut checks),
+        auth: if server.insecure_loopback {
+            Auth::Open
+        } else {
+            Auth::Keys {
+                rate: Rate {
+                    per_second: server.rate,
+                    burst: server.rate.saturating_mul(BURST),
+                },
+            }
+        },
+        max_timeout_s: sandbox.max_timeout.value.seconds,
+        on_exit: match server.on_exit {
+            OnExit::Keep => OnClose::Keep,
+            OnExit::Kill => OnClose::Kill,
+        },
+        builds: BuildsSpec {
+            cache_quota: config.builds.cache,
+            egress: config.builds.egress.into(),
+            running: usize::try_from(config.builds.concurrent.0).unwrap_or(usize::MAX),
+            upload_quota: config.builds.uploads,
+        },
+        network: network(config, &mut checks, beside),
+        secrets_key: KeySource::of_process(server.secrets_key.clone()),
+        images: from_images,
+        node: (config.cluster.node.as_ref())
+            .map_or_else(node::name_of_host, |node| node.text.clone()),
+        cluster: None,
+        webhooks_forbidden: forbidden(&config.network.webhook_exceptions, &denied),
+        reports: server.reports.clone(),
+        pool: pool(config, vmm(config, beside), installed, &mut checks),
+    };
+    if checks.mistakes.is_empty() {
+        Ok(spec)
+    } else {
+        Err(report(&checks.mistakes))
+    }
+}
+
+/// Path of cube-vmm. `beside` is the directory of this program.
+pub(in super::super) fn vmm(config: &ServerConfig, beside: &Path) -> PathBuf {
+    let named = config.pool.vmm.clone();
+    named.unwrap_or_else(|| beside.join("cube-vmm"))
+}
+
+fn pool(
+    config: &ServerConfig,
+    vmm: PathBuf,
+    installed: Option<PathBuf>,
+    checks: &mut Checks<'_>,
+) -> PoolConfig {
+    let (pool, sandbox) = (&config.pool, &config.sandbox);
+    let marks = pool.warm.as_ref().map(|marks| marks.value.0);
+    let (warm, warm_spare) = match marks {
+        Some(marks) => (marks, WarmMarks::default()),
+        None => (WarmMarks::default(), WARM),
+    };
+    let warm_slots = match marks {
+        Some(WarmMarks { high: 0, .. }) => 0,
+        _ => pool.max_sandboxes / 2,
+    };
+    PoolConfig {
+        images: image_dirs(&pool.images, installed.as_deref(), checks),
+        installed_templates: installed,
+        warm,
+        warm_in_use: warm,
+        warm_spare,
+        warm_slots: pool.warm_slots.unwrap_or(warm_slots),
+        warm_memory: pool.warm_memory,
+        limits: SandboxLimits {
+            cpu_weight: u16::try_from(sandbox.cpu_weight.0).unwrap_or(u16::MAX),
+            cpu_millis: sandbox.cpu_millis,
+            io_bytes_per_s: sandbox.io_rate.value.0.map(|rate| rate.0),
+            layer: sandbox.disk,
+            ..SandboxLimits::default()
+        },
+        missing_limits: if sandbox.allow_missing_limits {
+            MissingLimits::Allow
+        } else {
+            MissingLimits::Refuse
+        },
+        max_sandboxes: pool.max_sandboxes,
+        memory_reserve: pool.memory_reserve,
+        server_memory: config.server.memory.value.0,
+        disk_reserve: pool.disk_reserve,
+        max_saved: pool.max_saved,
+        template_quota: pool.template_quota,
+        lifetime_of_note: api::registry::note::lifetime_of_note,
+        ..PoolConfig::new(vmm, config.server.state.clone())
+    }
+}
+
+/// Loads the cluster that this host has joined, if the configuration enables it.
+///
+/// # Errors
+/// Returns an error if the cluster cannot be loaded, or if the node has another name in it.
+pub(in super::super) fn join_cluster(
+    spec: &mut ServeSpec,
+    config: &ServerConfig,
+    layers: &Layers,
+) -> Result<(), Failure> {
+    if !config.cluster.enabled {
+        return Ok(());
+    }
+    let transfers = TransferLimits {
+        rate: config.cluster.transfer_rate,
+        disk_reserve: config.pool.disk_reserve,
+    };
+    let cluster = ClusterSpec::load(&config.server.state, transfers);
+    let cluster = cluster.map_err(|why| failure(Failure::UnsuitableHost, &why))?;
+    let joined = cluster.settings.node.as_str();
+    if let Some(named) = config
+        .cluster
+        .node
+        .as_ref()
+        .filter(|named| named.text != joined)
+    {
+        let what = format!(
+            "is {}, but this host has joined its cluster as {joined}: remove it",
+            named.text
+        );
+        return Err(report(&[layers.mistake("cluster.node", what)]));
+    }
+    spec.node = joined.to_owned();
+    spec.cluster = Some(cluster);
+    Ok(())
+}
+
+/// Destination and sampling of traces, if they are collected.
+pub(in super::super) fn trace_spec(config: &ServerConfig) -> Option<TraceSpec> {
+    let TracesSection { endpoint, share } = &config.traces;
+    endpoint.as_ref().map(|endpoint| TraceSpec {
+        collector: endpoint.text.clone(),
+        share: *share,
+    })
+}
+
+/// The blocks that the operator denies, for the log. Empty if there are none.
+pub(in super::super) fn denied_text(config: &ServerConfig) -> String {
+    let blocks: Vec<_> = config
+        .network
+        .denied
+        .iter()
+        .map(|block| block.text.as_str())
+        .collect();
+    blocks.join(", ")
+}
+
+fn traces(traces: &TracesSection, checks: &mut Checks<'_>) {
+    if !(0.0..=1.0).contains(&traces.share) {
+        checks.wrong(
+            "traces.share",
+            format!("{} is not a share: use a number from 0 to 1", traces.share),
+        );
+    }
+    if traces.endpoint.is_none() && checks.layers.setting("traces.share").is_some() {
+        checks.wrong(
+            "traces.share",
+            "also set traces.endpoint: without it, nothing is traced",
+        );
+    }
+}
+
+fn tls(tls: &TlsSection, checks: &mut Checks<'_>) -> Option<TlsFiles> {
+    match (tls.certificate.clone(), tls.key.clone()) {
+        (Some(certificates), Some(key)) => return Some(TlsFiles { certificates, key }),
+        (Some(_), None) => checks.wrong(
+            "tls.certificate",
+            "also set tls.key: the private key of the certificate",
+        ),
+        (None, Some(_)) => checks.wrong(
+            "tls.key",
+            "also set tls.certificate: the certificate chain of the key",
+        ),
+        (None, None) => {}
+    }
+    None
+}
+
+/// The addresses to listen on. `bound` are those of systemd. If both are set, they must be equal.
+fn addresses_of(
+    named: &[SocketAddr],
+    bound: Vec<SocketAddr>,
+    checks: &mut Checks<'_>,
+) -> Vec<SocketAddr> {
+    match (named, bound.as_slice()) {
+        ([], []) => return vec![LISTEN],
+        ([], _) => return bound,
+        (_, []) => return named.to_vec(),
+        (named, bound) => {
+            let is_same = named.len() == bound.len() && named.iter().all(|a| bound.contains(a));
+            if !is_same {
+                let list = |addresses: &[SocketAddr]| {
+                    let texts: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
+                    texts.join(", ")
+                };
+                checks.wrong(
+                    "server.listen",
+                    format!(
+                        "names {}, and the sockets that systemd passes have {}: remove it, or make them equal",
+                        list(named),
+                        list(bound)
+                    ),
+                );
+            }
+        }
+    }
+    bound
+}
+
+/// The directory of installed templates, which must exist if it is set. By default, the first default directory that
+/// exists.
+fn templates(config: &ServerConfig, beside: &Path, checks: &mut Checks<'_>) -> Option<PathBuf> {
+    if let Some(dir) = &config.pool.templates {
+        if !dir.is_dir() {
+            checks.wrong(
+                "pool.templates",
+                format!("{} is not a directory", dir.display()),
+            );
+        }
+        return Some(dir.clone());
+    }
+    let prepared = prepare::installed(&config.server.state).join("templates");
+    let usual = [beside.join("../templates"), prepared];
+    let usual = usual.iter().filter_map(|dir| dir.canonicalize().ok());
+    usual.into_iter().find(|dir| dir.is_dir())
+}
+
+/// The directories in `named`, which must exist. By default, those default directories that exist.
+fn image_dirs(
+    named: &[PathBuf],
+    templates: Option<&Path>,
+    checks: &mut Checks<'_>,
+) -> Vec<PathBuf> {
+    for wrong in named.iter().filter(|dir| !dir.is_dir()) {
+        checks.wrong(
+            "pool.images",
+            format!("{} is not a directory", wrong.display()),
+        );
+    }
+    if !named.is_empty() {
+        return named.to_vec();
+    }
+    // The directories in which `cargo xtask` stores images: `guest` for the base template, `stages` for further
+    // templates.
+    let usual = ["../guest", "../stages"];
+    let usual = templates
+        .into_iter()
+        .flat_map(|dir| usual.map(|images| dir.join(images)));
+    usual.filter(|dir| dir.is_dir()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use api::serve::ServeSpec;
+    use ipnet::IpNet;
+    use model::Bytes;
+
+    use super::{super::earlier::FlagText, *};
+
+    /// The result for keys that are set as by `--set`.
+    fn spec_with(
+        sockets: Vec<(SocketAddr, TcpListener)>,
+        set: &[&str],
+    ) -> Result<ServeSpec, String> {
+        let set = ["pool.vmm=/bin/true"].iter().chain(set);
+        let flags = set
+            .map(|text| FlagText::of_set((*text).to_owned()))
+            .collect();
+        let layers = Layers::load(None, Path::new("/no/such/cube.toml"), flags);
+        let config = layers.config().map_err(|why| why.to_string())?;
+        let found = spec(&config, &layers, Path::new("/nowhere/cube-api"), sockets);
+        found.map_err(|why| why.to_string())
+    }
+
+    fn spec_of(set: &[&str]) -> Result<ServeSpec, String> {
+        spec_with(Vec::new(), set)
+    }
+
+    #[test]
+    fn authentication_can_be_turned_off_on_loopback_only() {
+        let open = spec_of(&["server.insecure_loopback=true"]).unwrap();
+        assert_eq!(open.auth, Auth::Open);
+        let addresses = ["server.listen=[::1]:1", "server.listen=0.0.0.0:1"];
+        let mut wide = vec!["server.insecure_loopback=true"];
+        wide.extend(addresses);
+        assert!(
+            spec_of(&wide)
+                .unwrap_err()
+                .contains("0.0.0.0:1 is not a loopback")
+        );
+        assert!(matches!(
+            spec_of(&addresses).unwrap().auth,
+            Auth::Keys { .. }
+        ));
+    }
+
+    #[test]
+    fn warm_slots_follow_demand_unless_an_option_forbids_it() {
+        let pool = |options: &[&str]| spec_of(options).unwrap().pool;
+        let (usual, none) = (pool(&[]), WarmMarks::default());
+        assert_eq!((usual.warm, usual.warm_in_use), (none, none));
+        assert_eq!(usual.warm_spare, WARM);
+        assert_eq!((usual.warm_slots, usual.warm_memory), (128, None));
+        // The marks apply to all templates in use.
+        let marks = WarmMarks { low: 1, high: 3 };
+        let named = pool(&["pool.warm=1:3", "pool.max_sandboxes=20"]);
+        assert_eq!((named.warm, named.warm_in_use), (marks, marks));
+        assert_eq!(named.warm_spare, none);
+        assert_eq!(named.warm_slots, 10);
+        let off = pool(&["pool.warm=0:0"]);
+        assert_eq!((off.warm, off.warm_slots), (none, 0));
+        let budget = pool(&[
+            "pool.warm=0:0",
+            "pool.warm_slots=7",
+            "pool.warm_memory=1GiB",
+        ]);
+        assert_eq!((budget.warm, budget.warm_slots), (none, 7));
+        assert_eq!(budget.warm_memory, Some(Bytes::mib(1024)));
+    }
+
+    #[test]
+    fn limits_hold_unless_an_option_lifts_them() {
+        let usual = spec_of(&[]).unwrap().pool;
+        assert_eq!(usual.missing_limits, MissingLimits::Refuse);
+        assert_eq!(usual.limits.io_bytes_per_s, Some(256 << 20));
+        assert_eq!((usual.limits.cpu_weight, usual.limits.layer), (100, None));
+        assert_eq!(
+            (usual.disk_reserve, usual.max_saved),
+            (Bytes::mib(1024), 1000)
+        );
+        assert_eq!(spec_of(&["pool.max_saved=9"]).unwrap().pool.max_saved, 9);
+        let quota = |options: &[&str]| spec_of(options).unwrap().pool.template_quota;
+        assert_eq!(quota(&[]), None);
+        assert_eq!(quota(&["pool.template_quota=1GiB"]), Some(Bytes::mib(1024)));
+        let rate = |options: &[&str]| spec_of(options).unwrap().network.unwrap().bytes_per_s;
+        assert_eq!(rate(&[]), Some(64 << 20));
+        assert_eq!(rate(&["sandbox.network_rate=1MiB"]), Some(1 << 20));
+        assert_eq!(rate(&["sandbox.network_rate=none"]), None);
+        assert_eq!(usual.server_memory, Some(Bytes::mib(2048)));
+        let lifted = [
+            "sandbox.io_rate=none",
+            "server.memory=none",
+            "sandbox.allow_missing_limits=true",
+            "sandbox.cpu_weight=7",
+        ];
+        let lifted = spec_of(&lifted).unwrap().pool;
+        assert_eq!(lifted.missing_limits, MissingLimits::Allow);
+        assert_eq!(
+            (lifted.limits.io_bytes_per_s, lifted.limits.cpu_weight),
+            (None, 7)
+        );
+        assert_eq!(lifted.server_memory, None);
+        assert!(
+            spec_of(&["server.memory=63MiB"])
+                .unwrap_err()
+                .contains("64MiB")
+        );
+        let small = spec_of(&["sandbox.disk=1GiB", "sandbox.io_rate=1MiB"])
+            .unwrap()
+            .pool
+            .limits;
+        assert_eq!(
+            (small.layer, small.io_bytes_per_s),
+            (Some(Bytes::mib(1024)), Some(1 << 20))
+        );
+        assert!(spec_of(&["sandbox.io_rate=much"]).is_err());
+    }
+
+    #[test]
+    fn sockets_of_systemd_replace_the_default_and_must_match_named_addresses() {
+        let [a, b]: [SocketAddr; 2] = ["127.0.0.1:1", "[::]:2"].map(|a| a.parse().unwrap());
+        let layers = Layers::default();
+        let addresses = |named: &[SocketAddr], bound: &[SocketAddr]| {
+            let mut checks = Checks {
+                layers: &layers,
+                mistakes: Vec::new(),
+            };
+            let found = addresses_of(named, bound.to_vec(), &mut checks);
+            let mistake = checks.mistakes.first().map(Mistake::to_string);
+            mistake.map_or(Ok(found), Err)
+        };
+        assert_eq!(addresses(&[], &[]).unwrap(), [LISTEN]);
+        assert_eq!(addresses(&[a], &[]).unwrap(), [a]);
+        assert_eq!(addresses(&[], &[b]).unwrap(), [b]);
+        assert_eq!(addresses(&[a, b], &[b, a]).unwrap(), [b, a]);
+        let why = addresses(&[a], &[a, b]).unwrap_err();
+        assert!(why.contains("127.0.0.1:1, [::]:2"), "{why}");
+    }
+
+    #[test]
+    fn without_authentication_a_socket_of_systemd_must_be_on_loopback() {
+        let socket = TcpListener::bind("0.0.0.0:0").unwrap();
+        let sockets = vec![(socket.local_addr().unwrap(), socket)];
+        let why = spec_with(sockets, &["server.insecure_loopback=true"]);
+        assert!(why.unwrap_err().contains("not a loopback"));
+    }
+
+    #[test]
+    fn incomplete_and_contradictory_options_are_refused() {
+        assert!(spec_of(&["tls.certificate=/a"]).is_err());
+        assert!(spec_of(&["pool.warm=4:2"]).is_err());
+        assert!(spec_of(&["pool.warm=3"]).is_err());
+        assert!(spec_of(&["pool.templates=/nonexistent"]).is_err());
+        assert!(spec_of(&["network.mode=none", "network.uplinks=eth0"]).is_err());
+        let none = [
+            "network.mode=none",
+            "network.uplinks=eth0",
+            "sandbox.network_rate=1MiB",
+            "traces.share=2",
+            "alerts.refusals=1",
+        ];
+        let why = spec_of(&none).map(drop).unwrap_err();
+        for key in [
+            "uplinks",
+            "network_rate",
+            "traces.share",
+            "also set alerts.to",
+        ] {
+            assert!(why.contains(key), "{key}: {why}");
+        }
+        assert!(spec_of(&["server.trusted_proxies=proxy.example"]).is_err());
+        let proxies = [
+            "server.trusted_proxies=10.1.2.3",
+            "server.trusted_proxies=fd00::1/8",
+        ];
+        let proxies = spec_of(&proxies).unwrap().trusted_proxies;
+        assert_eq!(
+            proxies,
+            [
+                "10.1.2.3/32".parse::<IpNet>().unwrap(),
+                "fd00::/8".parse().unwrap()
+            ]
+        );
+        assert!(spec_of(&["pool.images=/nonexistent"]).is_err());
+        assert!(spec_of(&["sandbox.cpu_weight=0"]).is_err());
+        let warm = spec_of(&["pool.warm=0:3"]).unwrap().pool.warm;
+        assert_eq!(warm, WarmMarks { low: 0, high: 3 });
+    }
+}
