@@ -35,6 +35,7 @@ use std::{
 };
 
 use ::egress::control::{Ask, Authority, Call, Flow, LISTENER, RuleOutcome, Way};
+use journal::EventLogError;
 use model::SandboxId;
 use netisolation::{ForbiddenAddresses, NetEvent};
 use tokio::{
@@ -49,7 +50,7 @@ pub use crate::webhook::Webhook;
 pub use alert::{AlertAction, AlertSpec};
 pub(crate) use alert::{Alerts, Refusal};
 pub use authority::AuthorityError;
-pub use calls::{CallCounts, CallFile, CallLog, CallLogError, time_of};
+pub use calls::{CallCounts, CallFile, CallLog, time_of};
 
 use crate::{registry::Registry, secrets::Secrets, telemetry::name_of_reason};
 use process::Processes;
@@ -87,7 +88,7 @@ pub enum EgressError {
     #[error(transparent)]
     Authority(#[from] AuthorityError),
     #[error(transparent)]
-    Calls(#[from] CallLogError),
+    Calls(#[from] EventLogError),
     #[error("cannot start the threads of alerts")]
     Alerts(#[source] io::Error),
 }
@@ -357,7 +358,7 @@ impl Answers for Desk {
     }
 
     fn lost(&self, calls: u64) {
-        self.calls.count_lost(calls);
+        self.calls.log.count_lost(calls);
     }
 }
 

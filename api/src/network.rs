@@ -4,10 +4,11 @@
 use std::{fs, io, net::SocketAddr, path::Path, sync::Arc};
 
 use ::egress::control::Flow;
+use journal::EventLogError;
 use model::hex;
 use netisolation::{
     DefaultEgress, EventLog, ForbiddenAddresses, Hooks, Isolation, IsolationConfig, IsolationError,
-    LogError, NetEvent, Resolver, ResolverConfig, ResolverSockets, Uplinks,
+    NetEvent, Resolver, ResolverConfig, ResolverSockets, Uplinks, follow, open_log,
 };
 use sha2::{Digest, Sha256};
 use tokio::{sync::watch, task::JoinSet};
@@ -84,7 +85,7 @@ pub enum NetworkError {
     #[error("cannot open the DNS sockets for sandboxes")]
     Resolver(#[source] std::io::Error),
     #[error(transparent)]
-    Log(#[from] LogError),
+    Log(#[from] EventLogError),
     /// The thread that opened the network panicked or was cancelled.
     #[error("the task that opens the network failed: {0}")]
     Lost(String),
@@ -141,8 +142,8 @@ pub(crate) async fn open(
             alerts.refused(egress::refusal_of(event));
         }
     };
-    let log = EventLog::open(&state.join(LOG), Box::new(subscriber))?;
-    log.follow(events)?;
+    let log = open_log(&state.join(LOG), subscriber)?;
+    follow(&log, events)?;
     let serving = resolve(&isolation, spec, tasks).map_err(NetworkError::Resolver)?;
     let egress = spec.egress.clone();
     Ok((isolation, Network { egress, log }, serving))

@@ -416,7 +416,7 @@ impl Registry {
             self.known().remove(&id);
             if let Some(egress) = &followers.egress {
                 egress.cut(&id);
-                egress.calls.forget(&id);
+                egress.calls.log.forget(&id);
             }
             if let Some(refused) = &followers.refused {
                 refused.forget(&id);

@@ -47,7 +47,7 @@ pub use config::{IsolationConfig, Uplinks};
 pub use datapath::gateway::ResolverSockets;
 pub use error::IsolationError;
 pub use events::event::{Counters, Direction, NetEvent, Reason};
-pub use events::log::{EventLog, LogError, LogFile, Subscriber};
+pub use events::log::{EventLog, follow, open_log};
 pub use handed::HandedFlow;
 pub use isolation::Isolation;
 pub use policy::{DefaultEgress, NamePattern, Naming, Policy, PolicyError, Rule, RuleAction};

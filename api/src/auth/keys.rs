@@ -3,13 +3,14 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Write},
+    io,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     str::FromStr,
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use journal::durable::{Durability, replace, sync_dir};
 use model::hex;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,7 @@ use sha2::{Digest, Sha256};
 
 use super::random::random_hex;
 
+const FILE: &str = "keys.json";
 /// Version of the file format.
 const FORMAT: u32 = 1;
 /// Maximum size of the key file in bytes. A larger file is refused without being read.
@@ -216,7 +218,7 @@ impl KeyFile {
     #[must_use]
     pub fn of(state: &Path) -> Self {
         Self {
-            path: state.join("keys.json"),
+            path: state.join(FILE),
         }
     }
 
@@ -297,7 +299,9 @@ impl KeyFile {
     /// Takes the lock that serializes changes to the key file. The lock is released when the result is dropped.
     fn lock(&self) -> Result<Flock<File>, KeyError> {
         let path = self.path.with_extension("lock");
-        let file = private().truncate(false).open(&path);
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(&path);
         let file = file.map_err(|why| self.io(why))?;
         Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, why)| self.io(why.into()))
     }
@@ -309,23 +313,12 @@ impl KeyFile {
         };
         let text = serde_json::to_vec_pretty(&contents);
         let text = text.map_err(|why| self.malformed(&why.to_string()))?;
-        let draft = self.path.with_extension("json.new");
-        let replace = || {
-            let mut file = private().truncate(true).open(&draft)?;
-            file.write_all(&text)?;
-            file.sync_all()?;
-            fs::rename(&draft, &self.path)?;
-            // After a crash of the host, a printed key must exist and a revoked key must stay revoked.
-            let state = self.path.parent().unwrap_or(&self.path);
-            File::open(state)?.sync_all()?;
+        let state = self.path.parent().unwrap_or(&self.path);
+        // After a crash of the host, a printed key must exist and a revoked key must stay revoked.
+        replace(state, FILE, &text, Durability::Host)
             // The command may have created the state directory.
-            File::open(state.join(".."))?.sync_all()
-        };
-        replace().map_err(|why| {
-            // Frees the space of an incomplete file, because the disk may be full.
-            let _ = fs::remove_file(&draft);
-            self.io(why)
-        })
+            .and_then(|()| sync_dir(&state.join("..")))
+            .map_err(|why| self.io(why))
     }
 
     fn io(&self, source: io::Error) -> KeyError {
@@ -339,13 +332,6 @@ impl KeyFile {
             why: why.to_owned(),
         }
     }
-}
-
-/// Options for files that only their owner can access.
-fn private() -> OpenOptions {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).mode(0o600);
-    options
 }
 
 /// SHA-256 of a key in hex.

@@ -15,9 +15,7 @@ mod order;
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File, OpenOptions},
-    io,
-    os::unix::fs::OpenOptionsExt,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -207,14 +205,9 @@ impl Store {
     /// Returns an error if it cannot be written.
     pub fn write_log(&self, template: &str, build: &str, log: &BuildLog) -> io::Result<()> {
         let dir = self.template_dir(template);
-        let draft = dir.join(format!("{build}{DRAFT}"));
-        let write = || {
-            let mut file = io::BufWriter::new(private_file(&draft)?);
-            log.write(&mut file)?;
-            file.get_ref().sync_all()?;
-            fs::rename(&draft, dir.join(format!("{build}.log")))
-        };
-        write().inspect_err(|_| drop(fs::remove_file(&draft)))
+        let mut text = Vec::new();
+        log.write(&mut text)?;
+        replace(&dir, &format!("{build}.log"), &text, Durability::Host)
     }
 
     /// The log of an ended build. Empty if there is none, as after a crash of the server.
@@ -286,16 +279,6 @@ fn only_ours(dir: &Path) -> Result<Option<TemplateRecord>, RecordError> {
         }
     }
     Ok(None)
-}
-
-fn private_file(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(path)
 }
 
 #[cfg(test)]

@@ -135,7 +135,7 @@ impl Control {
     /// The ruled and refused calls of a sandbox through the proxy, oldest first.
     pub(super) async fn calls(&self, id: &SandboxId) -> Vec<Call> {
         match &self.egress {
-            Some(egress) => egress.calls.calls_of(id).await,
+            Some(egress) => egress.calls.log.events_of(id).await,
             None => Vec::new(),
         }
     }

@@ -51,7 +51,7 @@ async fn metrics(State(app): State<App>) -> Result<impl IntoResponse, ApiError> 
     }
     let egress = app.egress.as_ref().map(|egress| EgressStats {
         starts: egress.starts(),
-        calls_lost: egress.calls.lost(),
+        calls_lost: egress.calls.log.lost(),
         calls: egress.calls.counts(),
     });
     let mut tables = Tables::default();

@@ -1,36 +1,26 @@
 //! The call log: requests that the proxy has read, connections that it has passed on unread, and refusals. The latest
 //! ruled and refused ones of each sandbox are kept in memory. All of them are written to a file if the operator enables
 //! it.
-//!
-//! One thread owns both. Calls reach it through a bounded queue. If the queue is full, a call is dropped and counted.
 
 use std::{
-    collections::{HashMap, VecDeque},
     io,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
-        mpsc::{Receiver, SyncSender, sync_channel},
     },
-    thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use ::egress::control::Call;
+use journal::{EventForm, EventLog, EventLogError, Subscriber};
 use model::SandboxId;
-use netisolation::LogFile;
 use serde::Serialize;
-use tokio::sync::oneshot;
 
 /// File name in the state directory.
 const FILE: &str = "egress-calls.jsonl";
-/// Maximum number of calls in memory per sandbox, and how long they are kept.
-const KEPT: usize = 256;
+/// How long calls are kept in memory.
 const MAX_AGE: Duration = Duration::from_secs(24 * 60 * 60);
-/// Maximum number of sandboxes with calls in memory. The one whose last call is the oldest is dropped first.
-const MAX_SANDBOXES: usize = 1024;
-const QUEUE: usize = 4096;
 /// Maximum size of a text from the proxy in bytes.
 const MAX_TEXT: usize = 1024;
 const MAX_NAME: usize = 255;
@@ -40,8 +30,8 @@ const MAX_SECRETS: usize = 32;
 /// A handle. The thread exits when the last one is dropped.
 #[derive(Clone, Debug)]
 pub struct CallLog {
-    queue: SyncSender<Message>,
-    lost: Arc<AtomicU64>,
+    /// The latest ruled and refused calls of each sandbox, and the file.
+    pub log: EventLog<Call>,
     counts: Arc<Counters>,
 }
 
@@ -62,26 +52,6 @@ struct Counters {
     refused: AtomicU64,
 }
 
-#[derive(Debug)]
-enum Message {
-    Record(SandboxId, Box<Call>),
-    Query(SandboxId, oneshot::Sender<Vec<Call>>),
-    Forget(SandboxId),
-}
-
-/// The log could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum CallLogError {
-    #[error("cannot open the log of outbound calls {}", path.display())]
-    Open {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("cannot start a thread for the log of outbound calls")]
-    Thread(#[source] io::Error),
-}
-
 /// Whether calls are appended to [`FILE`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CallFile {
@@ -90,39 +60,24 @@ pub enum CallFile {
     On,
 }
 
-/// Called on the log's thread for every call.
-type Subscriber = Box<dyn FnMut(&SandboxId, &Call) + Send>;
-
 impl CallLog {
     /// # Errors
-    /// Returns [`CallLogError`].
+    /// Returns [`EventLogError`].
     pub(super) fn open(
         state: &Path,
         file: CallFile,
-        subscriber: Subscriber,
-    ) -> Result<Self, CallLogError> {
+        subscriber: Box<Subscriber<Call>>,
+    ) -> Result<Self, EventLogError> {
         let path = state.join(FILE);
-        let file = match file {
-            CallFile::Off => None,
-            CallFile::On => Some(LogFile::open(&path)),
+        let path = (file == CallFile::On).then_some(path.as_path());
+        let form = EventForm {
+            line,
+            // Unchanged connections would displace the others.
+            is_kept: |call| call.rule.is_some() || call.refused.is_some(),
+            is_expired,
         };
-        let file = file.transpose();
-        let file = file.map_err(|source| CallLogError::Open { path, source })?;
-        let (queue, messages) = sync_channel(QUEUE);
-        let lost = Arc::new(AtomicU64::new(0));
-        let log = Log {
-            file,
-            subscriber,
-            rings: Rings::default(),
-            lost: Arc::clone(&lost),
-        };
-        thread::Builder::new()
-            .name("egress-calls".into())
-            .spawn(move || log.run(&messages))
-            .map_err(CallLogError::Thread)?;
         Ok(Self {
-            queue,
-            lost,
+            log: EventLog::open("egress-calls", path, form, subscriber)?,
             counts: Arc::default(),
         })
     }
@@ -135,30 +90,7 @@ impl CallLog {
             (None, None) => &self.counts.passed,
         };
         counter.fetch_add(1, Ordering::Relaxed);
-        let message = Message::Record(sandbox, Box::new(cut(call)));
-        if self.queue.try_send(message).is_err() {
-            self.count_lost(1);
-        }
-    }
-
-    pub(super) fn count_lost(&self, calls: u64) {
-        self.lost.fetch_add(calls, Ordering::Relaxed);
-    }
-
-    /// The latest ruled and refused calls of a sandbox, oldest first. Empty if the queue is full.
-    pub async fn calls_of(&self, sandbox: &SandboxId) -> Vec<Call> {
-        let (answer, calls) = oneshot::channel();
-        let asked = self.queue.try_send(Message::Query(sandbox.clone(), answer));
-        match asked {
-            Ok(()) => calls.await.unwrap_or_default(),
-            Err(_) => Vec::new(),
-        }
-    }
-
-    /// Drops the calls of an ended sandbox from memory.
-    pub fn forget(&self, sandbox: &SandboxId) {
-        // If the queue is full, they stay until other calls displace them.
-        let _dropped_later = self.queue.try_send(Message::Forget(sandbox.clone()));
+        self.log.record(sandbox, cut(call));
     }
 
     #[must_use]
@@ -169,12 +101,6 @@ impl CallLog {
             ruled: of(&self.counts.ruled),
             refused: of(&self.counts.refused),
         }
-    }
-
-    /// Number of calls that found a queue full or could not be written to the file.
-    #[must_use]
-    pub fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
     }
 }
 
@@ -206,14 +132,6 @@ fn truncate(text: &mut String, most: usize) {
 pub fn time_of(call: &Call) -> SystemTime {
     let since = Duration::from_millis(call.time_ms);
     UNIX_EPOCH.checked_add(since).unwrap_or(UNIX_EPOCH)
-}
-
-/// The state of the log's thread.
-struct Log {
-    file: Option<LogFile>,
-    subscriber: Subscriber,
-    rings: Rings,
-    lost: Arc<AtomicU64>,
 }
 
 /// A call as one line, with its time in RFC 3339 format.
@@ -260,85 +178,16 @@ fn line(sandbox: &SandboxId, call: &Call) -> io::Result<Vec<u8>> {
     Ok(serde_json::to_vec(&line)?)
 }
 
+fn is_expired(call: &Call, now: SystemTime) -> bool {
+    let age = now.duration_since(time_of(call));
+    age.is_ok_and(|age| age > MAX_AGE)
+}
+
 /// humantime panics at years above 9999.
 fn in_years_of_four_digits(time: SystemTime) -> SystemTime {
     const YEAR_9999: u64 = 253_370_764_800;
     let last = UNIX_EPOCH + Duration::from_secs(YEAR_9999);
     time.min(last)
-}
-
-impl Log {
-    fn run(mut self, messages: &Receiver<Message>) {
-        for message in messages {
-            match message {
-                Message::Record(sandbox, call) => self.record(sandbox, *call),
-                Message::Forget(sandbox) => {
-                    self.rings.rings.remove(&sandbox);
-                }
-                Message::Query(sandbox, answer) => {
-                    let _caller_gone = answer.send(self.rings.of(&sandbox, SystemTime::now()));
-                }
-            }
-        }
-    }
-
-    fn record(&mut self, sandbox: SandboxId, call: Call) {
-        if let Some(file) = &mut self.file {
-            let line = line(&sandbox, &call);
-            if line.and_then(|line| file.append(&sandbox, line)).is_err() {
-                self.lost.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-        (self.subscriber)(&sandbox, &call);
-        // Unchanged connections would displace the others.
-        if call.rule.is_some() || call.refused.is_some() {
-            self.rings.push(sandbox, call);
-        }
-    }
-}
-
-/// The latest calls by sandbox.
-#[derive(Default)]
-struct Rings {
-    rings: HashMap<SandboxId, Ring>,
-    pushed: u64,
-}
-
-#[derive(Default)]
-struct Ring {
-    calls: VecDeque<Call>,
-    /// Value of `Rings::pushed` at the last call.
-    last: u64,
-}
-
-impl Rings {
-    fn push(&mut self, sandbox: SandboxId, call: Call) {
-        self.pushed += 1;
-        if !self.rings.contains_key(&sandbox) && self.rings.len() >= MAX_SANDBOXES {
-            let oldest = self.rings.iter().min_by_key(|(_, ring)| ring.last);
-            if let Some(oldest) = oldest.map(|(sandbox, _)| sandbox.clone()) {
-                self.rings.remove(&oldest);
-            }
-        }
-        let ring = self.rings.entry(sandbox).or_default();
-        ring.last = self.pushed;
-        ring.calls.push_back(call);
-        if ring.calls.len() > KEPT {
-            ring.calls.pop_front();
-        }
-    }
-
-    fn of(&mut self, sandbox: &SandboxId, now: SystemTime) -> Vec<Call> {
-        let Some(ring) = self.rings.get_mut(sandbox) else {
-            return Vec::new();
-        };
-        let is_old = |call: &Call| {
-            let age = now.duration_since(time_of(call));
-            age.is_ok_and(|age| age > MAX_AGE)
-        };
-        ring.calls.retain(|call| !is_old(call));
-        ring.calls.iter().cloned().collect()
-    }
 }
 
 #[cfg(test)]
@@ -407,36 +256,24 @@ pub(super) mod tests {
             refused: 1,
         };
         assert_eq!(log.counts(), counts);
-        let kept = log.calls_of(&sandbox(1)).await;
+        let kept = log.log.events_of(&sandbox(1)).await;
         let numbers: Vec<_> = kept.iter().map(|call| call.bytes_out).collect();
         assert_eq!(numbers, (44..300).collect::<Vec<_>>());
-        let of_two = log.calls_of(&sandbox(2)).await;
+        let of_two = log.log.events_of(&sandbox(2)).await;
         assert_eq!(of_two[0].refused.as_ref().unwrap().len(), MAX_TEXT);
-        log.forget(&sandbox(1));
-        assert!(log.calls_of(&sandbox(1)).await.is_empty());
+        log.log.forget(&sandbox(1));
+        assert!(log.log.events_of(&sandbox(1)).await.is_empty());
         let text = fs::read_to_string(dir.path().join(FILE)).unwrap();
-        assert_eq!((text.lines().count(), log.lost()), (302, 0));
+        assert_eq!((text.lines().count(), log.log.lost()), (302, 0));
         let first: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
         assert_eq!(first["secrets"], serde_json::json!(["key"]));
         assert_eq!(first["sandbox"], sandbox(1).to_string());
     }
 
     #[test]
-    fn old_calls_and_those_of_silent_sandboxes_make_room() {
-        let mut rings = Rings::default();
-        rings.push(sandbox(1), call(0));
-        rings.push(sandbox(1), call(1000));
+    fn calls_expire_after_a_day() {
         let now = time_of(&call(500)) + MAX_AGE;
-        assert_eq!(rings.of(&sandbox(1), now).len(), 1);
-        for n in 0..1100_u16 {
-            let [high, low] = n.to_be_bytes();
-            let mut id = [0; 19];
-            id[..4].copy_from_slice(&[high / 16, high % 16, low / 16, low % 16]);
-            id[4] = 1;
-            rings.push(SandboxId::from_random(id), call(1));
-        }
-        assert_eq!(rings.rings.len(), MAX_SANDBOXES);
-        assert!(rings.of(&sandbox(1), now).is_empty());
+        assert!(is_expired(&call(0), now) && !is_expired(&call(1000), now));
     }
 
     #[test]

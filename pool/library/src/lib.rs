@@ -34,13 +34,9 @@ pub mod disk;
 
 // Disk space, and the operations on files.
 pub mod account;
+pub mod durable;
 pub mod error;
 pub mod host;
-
-// The pool has these files until they move to a crate below this one.
-#[path = "../../src/durable.rs"]
-pub mod durable;
-#[path = "../../src/memory_diff.rs"]
 pub mod memory_diff;
 
 #[cfg(any(test, feature = "fixtures"))]
