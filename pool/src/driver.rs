@@ -9,25 +9,20 @@
 //!                               └─► queue ─► starts ────┘
 //! ```
 
+pub(crate) mod admission;
 mod adoptions;
 mod catalog;
 mod claims;
-pub(crate) mod copies;
-mod demand;
 mod diffs;
 pub(crate) mod entry;
 mod jobs;
 mod making;
-mod memory;
 mod queries;
-mod queue;
 mod rebuilds;
 mod reports;
 mod requests;
 mod slots;
-mod space;
 mod starts;
-mod stock;
 mod unused;
 
 use std::{
@@ -38,15 +33,13 @@ use std::{
 };
 
 use model::SandboxId;
-use tokio::{
-    sync::{mpsc, oneshot},
-    task::JoinHandle,
-};
+use tokio::{sync::mpsc, task::JoinHandle};
 
 use entry::Entry;
 use library::Library;
 
 use crate::{
+    answer::Reply,
     cgroup::{FormerServers, Groups},
     clock::{Clock, Reading},
     host,
@@ -58,15 +51,12 @@ use crate::{
     state_dir::StateLock,
     work::{Stop, base::Held, needs::GuestSums},
 };
+use admission::Admission;
 use adoptions::Adoptions;
 use diffs::Storing;
 use jobs::Jobs;
-use memory::MemoryLedger;
-use queue::Queue;
 use rebuilds::Running;
 use slots::Slots;
-use space::Disks;
-use stock::Stock;
 
 /// How often sandboxes are measured. Also the longest delay until the driver notices that the wall clock was set.
 const TICK: Duration = Duration::from_secs(1);
@@ -96,10 +86,7 @@ pub(crate) struct Driver {
     adoptions: Adoptions,
     /// Requests that waited for a change and must be decided again.
     ready: VecDeque<(SandboxId, SandboxRequest)>,
-    queue: Queue,
-    stock: Stock,
-    memory: MemoryLedger,
-    disks: Disks,
+    admission: Admission,
     clock: Clock,
     counters: PoolStats,
     /// Number of fork snapshots so far; the name of each directory contains its number.
@@ -125,13 +112,13 @@ struct Stopping {
     is_draining: bool,
     /// Callers of drain and settle. They get their response when no start is queued and no sandbox is being changed.
     /// Adoptions of running sandboxes are not waited for, because an unresponsive VMM can delay them for a long time.
-    drained: Vec<oneshot::Sender<()>>,
+    drained: Vec<Reply<()>>,
     /// Set by close: no start, save or fill begins, and warm slots end.
     closing: Option<OnClose>,
     /// Set by close. Tells jobs that read large files to stop.
     jobs: Stop,
     /// Callers of close. They get their response when the driver ends.
-    closed: Vec<oneshot::Sender<()>>,
+    closed: Vec<Reply<()>>,
 }
 
 #[derive(Debug)]
@@ -157,8 +144,8 @@ impl Driver {
         // Removed from the configuration, because jobs share it and may outlive the driver.
         let changes = setup.config.changes.take();
         let config = Arc::new(setup.config);
-        let disks = Disks::new(&config);
-        let account = disks.account.clone();
+        let admission = Admission::new(&config, parallel);
+        let account = admission.account().clone();
         let jobs = Jobs::new(Arc::clone(&config), setup.groups, reporter, account);
         let mut pending = Vec::new();
         for (id, entry) in &mut setup.entries {
@@ -190,10 +177,7 @@ impl Driver {
             slots: Slots::new(setup.entries),
             adoptions,
             ready: VecDeque::new(),
-            queue: Queue::new(parallel),
-            stock: Stock::new(&config, parallel),
-            memory: MemoryLedger::new(&config),
-            disks,
+            admission,
             clock: setup.clock,
             counters: PoolStats::default(),
             forks: 0,
@@ -249,7 +233,7 @@ impl Driver {
             // Must precede the response: the caller may start the next server at once.
             drop(self.lock);
             for closed in self.stopping.closed {
-                let _ = closed.send(());
+                closed.send(());
             }
         }
     }
@@ -268,19 +252,19 @@ impl Driver {
                 self.fill();
             }
         }
-        self.disks.publish(&self.slots);
+        self.admission.publish(&self.slots);
         if !self.stopping.drained.is_empty() && self.is_drained() {
             for drained in self.stopping.drained.drain(..) {
-                let _ = drained.send(());
+                drained.send(());
             }
         }
     }
 
     /// How long to sleep if no message arrives.
     fn timer(&self) -> Duration {
-        let fills = self.stopping.closing.is_none() && self.stock.wants_fills();
+        let fills = self.stopping.closing.is_none() && self.admission.stock.wants_fills();
         let longest = if fills {
-            self.stock.look_again_in(host::monotonic_ns())
+            self.admission.stock.look_again_in(host::monotonic_ns())
         } else {
             TICK
         };
@@ -301,11 +285,8 @@ impl Driver {
             self.clock_was_set(step_ms);
         }
         self.look_again = true;
-        self.disks.watch(&self.slots);
-        self.memory.measure(&mut self.slots, &self.library);
+        self.admission.measure(&mut self.slots, &self.library);
         self.remove_unused();
-        // Demand decays over time, and free memory may have changed.
-        self.stock.has_changed = true;
         if self.former_servers == FormerServers::Left && self.stopping.closing.is_none() {
             // Remains so until the report arrives.
             self.former_servers = FormerServers::Gone;
@@ -352,7 +333,7 @@ impl Driver {
         let moved = self.slots.apply(id, event, now)?;
         tracing::debug!(sandbox = %id, ?event, from = ?moved.from, to = ?moved.to, "slot");
         if moved.from == Stage::Warm {
-            self.stock.remove(id);
+            self.admission.stock.remove(id);
         }
         if moved.to == Stage::Ending {
             self.adoptions.killed(id);
@@ -360,7 +341,9 @@ impl Driver {
         if moved.to == Stage::Warm
             && let Some(entry) = self.slots.get(id)
         {
-            self.stock.add(&entry.record.template.id, id.clone());
+            self.admission
+                .stock
+                .add(&entry.record.template.id, id.clone());
         }
         self.look_again = true;
         self.perform(id, moved.effects);
@@ -394,7 +377,7 @@ impl Driver {
         if effects.remove
             && let Some(mut entry) = self.slots.remove(id)
         {
-            demand::drop_on_thread(entry.loaded.take());
+            admission::demand::drop_on_thread(entry.loaded.take());
             self.images_may_be_unused = true;
             match &entry.died {
                 Some(why) => tracing::warn!(sandbox = %id, why, "sandbox ended on its own"),
@@ -432,7 +415,9 @@ impl Driver {
         let is_drained = |slot: &Slot| {
             is_stock(slot.stage) || slot.stage == Stage::Adopting || slot.is_settled()
         };
-        self.queue.is_empty() && !self.adoptions.is_sweeping() && slots.all(|e| is_drained(&e.slot))
+        self.admission.queue.is_empty()
+            && !self.adoptions.is_sweeping()
+            && slots.all(|e| is_drained(&e.slot))
     }
 
     /// Whether to leave this slot to the next server.

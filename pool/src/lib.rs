@@ -21,6 +21,7 @@
 //! that it has no owner, so that it ends with this process.
 
 // Requests, and the task that they reach.
+mod answer;
 mod message;
 mod spec;
 
@@ -91,12 +92,13 @@ use library::{
 };
 use model::SandboxId;
 use netisolation::{Counters, Policy};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use crate::{
+    answer::{Answer, Reply},
     cgroup::Groups,
     driver::{Driver, Setup},
-    message::{Answer, Request, SandboxRequest},
+    message::{Request, SandboxRequest},
     recover::{Found, unnamed},
     state_dir::{FORKS, IMAGES, SANDBOXES, TEMPLATES, VMMS, failed},
     version::Raise,
@@ -609,8 +611,8 @@ impl Pool {
     }
 
     /// Sends a request to the driver and waits for the response. `None` if the driver has ended.
-    async fn look<T>(&self, request: impl FnOnce(oneshot::Sender<T>) -> Request) -> Option<T> {
-        let (answer, answered) = oneshot::channel();
+    async fn look<T>(&self, request: impl FnOnce(Reply<T>) -> Request) -> Option<T> {
+        let (answer, answered) = Reply::new();
         self.requests.send(request(answer)).await.ok()?;
         answered.await.ok()
     }

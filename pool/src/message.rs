@@ -15,9 +15,10 @@ use tokio::sync::{mpsc, oneshot};
 use vmm_control::template::LoadedTemplate;
 
 use crate::{
+    answer::{Answer, Reply},
     cgroup::FormerServers,
     claim::{Claim, GivesBase, PauseNeeds},
-    driver::copies::CopySize,
+    driver::admission::copies::CopySize,
     error::PoolError,
     record::Record,
     slot::{Operation, Wake},
@@ -35,9 +36,6 @@ use crate::{
         start::Started,
     },
 };
-
-/// The channel for a response. Sending fails if the caller no longer waits, which is ignored.
-pub(crate) type Answer<T> = oneshot::Sender<Result<T, PoolError>>;
 
 /// A new sandbox that has not reached its caller yet. If the caller disconnects before it claims the sandbox, this
 /// value is dropped. The drop ends the sandbox, because no caller could ever learn its id.
@@ -85,13 +83,13 @@ pub(crate) enum Request {
     /// Decided by [`crate::slot::decide`].
     Sandbox(SandboxId, SandboxRequest),
     Get(SandboxId, Answer<Sandbox>),
-    List(oneshot::Sender<Vec<Sandbox>>),
+    List(Reply<Vec<Sandbox>>),
     History(SandboxId, Answer<(Sandbox, Vec<LifeEvent>)>),
     Usage(SandboxId, Answer<Usage>),
     Counters(SandboxId, Answer<Counters>),
     VerifyNetwork(SandboxId, Answer<()>),
-    Templates(oneshot::Sender<Vec<TemplateInfo>>),
-    Template(String, oneshot::Sender<Option<TemplateInfo>>),
+    Templates(Reply<Vec<TemplateInfo>>),
+    Template(String, Reply<Option<TemplateInfo>>),
     AddTemplate(PathBuf, Vec<String>, Answer<TemplateInfo>),
     AddDisk(DiskSpec, Answer<TemplateInfo>),
     /// With the guests' memory and disk size. `None` keeps the sizes of the template.
@@ -117,7 +115,7 @@ pub(crate) enum Request {
         fetched: Option<PathBuf>,
         answer: Answer<bool>,
     },
-    RootImages(oneshot::Sender<Vec<PathBuf>>),
+    RootImages(Reply<Vec<PathBuf>>),
     /// Takes over a paused sandbox in `incoming/ID`. Without a claim, only checks its files.
     Take {
         id: SandboxId,
@@ -127,10 +125,10 @@ pub(crate) enum Request {
         claim: Option<Claim>,
         answer: Answer<()>,
     },
-    Stats(oneshot::Sender<PoolStats>),
-    Drain(oneshot::Sender<()>),
-    Settle(oneshot::Sender<()>),
-    Close(OnClose, oneshot::Sender<()>),
+    Stats(Reply<PoolStats>),
+    Drain(Reply<()>),
+    Settle(Reply<()>),
+    Close(OnClose, Reply<()>),
 }
 
 /// Requests whose outcome depends on the sandbox's state.
@@ -185,18 +183,18 @@ impl SandboxRequest {
 
     pub(crate) fn refuse(self, error: PoolError) {
         match self {
-            Self::Connect { answer, .. } => drop(answer.send(Err(error))),
-            Self::Reach { answer, .. } => drop(answer.send(Err(error))),
+            Self::Connect { answer, .. } => answer.send(Err(error)),
+            Self::Reach { answer, .. } => answer.send(Err(error)),
             Self::SetTimeout(_, _, answer)
             | Self::SetPolicy { answer, .. }
             | Self::Pause(_, answer)
             | Self::SetClaim(_, answer)
             | Self::Discard(answer)
-            | Self::Kill(answer) => drop(answer.send(Err(error))),
+            | Self::Kill(answer) => answer.send(Err(error)),
             Self::Snapshot(_, answer) | Self::SaveDisk(answer) | Self::Publish(_, _, answer) => {
-                drop(answer.send(Err(error)));
+                answer.send(Err(error));
             }
-            Self::Fork { answer, .. } => drop(answer.send(Err(error))),
+            Self::Fork { answer, .. } => answer.send(Err(error)),
         }
     }
 }

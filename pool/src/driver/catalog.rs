@@ -12,9 +12,10 @@ use library::{
 
 use super::{Driver, entry::Entry};
 use crate::{
+    answer::Answer,
     error::PoolError,
     host,
-    message::{Answer, Published, Renamed},
+    message::{Published, Renamed},
     slot::Stage,
     spec::ChangeKind,
     state_dir::TEMPLATES,
@@ -23,7 +24,7 @@ use crate::{
 impl Driver {
     pub(super) fn template_info(&self, template: &Template) -> TemplateInfo {
         let info = template.info.clone();
-        let warm = self.stock.len(&info.id);
+        let warm = self.admission.stock.len(&info.id);
         TemplateInfo { warm, ..info }
     }
 
@@ -39,15 +40,14 @@ impl Driver {
         names: Vec<String>,
         answer: Answer<TemplateInfo>,
     ) {
-        match self.draft_template(dir, &names) {
-            Err(e) => drop(answer.send(Err(e))),
-            Ok((id, dir)) => {
-                let created = host::unix_ns() / 1_000_000_000;
-                let origin = Origin::Elsewhere(dir);
-                let kept = self.library.keep(&id, names, origin, created);
-                self.publish(&id, kept.map_err(PoolError::from), answer);
-            }
-        }
+        let drafted = self.draft_template(dir, &names);
+        let Some(((id, dir), answer)) = answer.or_refuse(drafted) else {
+            return;
+        };
+        let created = host::unix_ns() / 1_000_000_000;
+        let origin = Origin::Elsewhere(dir);
+        let kept = self.library.keep(&id, names, origin, created);
+        self.publish(&id, kept.map_err(PoolError::from), answer);
     }
 
     /// Generates a random id for a template whose files are in `dir`. Returns it with the canonical directory.
@@ -81,7 +81,7 @@ impl Driver {
                 let home = self.config.state.join(TEMPLATES).join(id);
                 self.jobs.change_templates(move || {
                     let _ = std::fs::remove_dir_all(home);
-                    let _ = answer.send(Err(e));
+                    answer.send(Err(e));
                 });
             }
         }
@@ -104,7 +104,7 @@ impl Driver {
         {
             self.changed(&source, ChangeKind::Snapshotted);
         }
-        let _ = answer.send(result.map(|()| template));
+        answer.send(result.map(|()| template));
     }
 
     pub(super) fn give_names(&mut self, reference: &str, names: &[String], answer: Answer<()>) {
@@ -119,12 +119,9 @@ impl Driver {
 
     /// Writes renamed templates to disk, then responds.
     fn rename(&mut self, renamed: Result<library::Renamed, LibraryError>, answer: Answer<()>) {
-        match renamed {
-            Ok(renamed) => {
-                self.publishing += 1;
-                self.jobs.rename(renamed.records, renamed.former, answer);
-            }
-            Err(e) => drop(answer.send(Err(e.into()))),
+        if let Some((renamed, answer)) = answer.or_refuse(renamed) {
+            self.publishing += 1;
+            self.jobs.rename(renamed.records, renamed.former, answer);
         }
     }
 
@@ -139,21 +136,22 @@ impl Driver {
             self.library.undo_names(former);
             PoolError::of_disk("name a template", &e)
         });
-        let _ = answer.send(result);
+        answer.send(result);
     }
 
     pub(super) fn remove_template(&mut self, name: &str, answer: Answer<()>) {
-        let Some(template) = self.library.find(name) else {
-            let _ = answer.send(Err(PoolError::NoTemplate(name.to_owned())));
+        let removable = match self.library.find(name) {
+            None => Err(PoolError::NoTemplate(name.to_owned())),
+            Some(template) => match self.user_of(&template.dir) {
+                Some(user) => Err(PoolError::InUse(name.to_owned(), user)),
+                None => Ok(template.info.id.clone()),
+            },
+        };
+        let Some((id, answer)) = answer.or_refuse(removable) else {
             return;
         };
-        let (id, dir) = (template.info.id.clone(), template.dir.clone());
-        if let Some(user) = self.user_of(&dir) {
-            let _ = answer.send(Err(PoolError::InUse(name.to_owned(), user)));
-            return;
-        }
         self.end_stock(&id);
-        let supply = self.stock.forget(&id);
+        let supply = self.admission.stock.forget(&id);
         let record = self.library.forget(&id);
         self.images_may_be_unused = true;
         let storing = self.take_storing(&id);
@@ -165,7 +163,7 @@ impl Driver {
             }
             let removed = record.map_or(Ok(()), |record| record.remove());
             let failed = |e| PoolError::of_disk("remove a template", &e);
-            let _ = answer.send(removed.map_err(failed));
+            answer.send(removed.map_err(failed));
         });
     }
 

@@ -7,16 +7,17 @@ use std::{
 
 use library::durable::Durability;
 use model::{SandboxId, is_sha256};
-use tokio::{sync::oneshot, task::spawn_blocking};
+use tokio::task::spawn_blocking;
 
 use super::{
     Driver,
     entry::{Entry, Serving},
 };
 use crate::{
+    answer::{Answer, Reply},
     claim::{BaseKind, Claim, GivesBase, Hold, PauseNeeds},
     error::PoolError,
-    message::{Answer, Report, SandboxRequest},
+    message::{Report, SandboxRequest},
     record::{Kept, Record, SlotDir},
     slot::{Event, Refusal, Slot, Stage},
     spec::{ChangeKind, PauseMode, SandboxState},
@@ -61,7 +62,7 @@ impl Driver {
             entry.record = record;
         }
         if let SandboxRequest::SetClaim(_, answer) = request {
-            let _ = answer.send(written.map_err(|e| PoolError::of_disk(WRITE, &e)));
+            answer.send(written.map_err(|e| PoolError::of_disk(WRITE, &e)));
         }
     }
 
@@ -80,7 +81,7 @@ impl Driver {
         let serving = entry.serving.take();
         let _ = self.event(id, Event::SnapshotDone);
         if let Some(Serving::Request(SandboxRequest::SetClaim(_, answer))) = serving {
-            let _ = answer.send(written.map_err(|e| PoolError::of_disk(WRITE, &e)));
+            answer.send(written.map_err(|e| PoolError::of_disk(WRITE, &e)));
         }
     }
 
@@ -96,13 +97,10 @@ impl Driver {
 
     /// Responds with the files that a sandbox needs on another server.
     pub(super) fn pause_needs(&mut self, id: &SandboxId, answer: Answer<PauseNeeds>) {
-        match self.needs_plan(id) {
-            Err(why) => drop(answer.send(Err(why))),
-            Ok(plan) => {
-                self.publishing += 1;
-                self.jobs
-                    .run(move || Report::Needs(plan.run().map(Box::new), answer));
-            }
+        if let Some((plan, answer)) = answer.or_refuse(self.needs_plan(id)) {
+            self.publishing += 1;
+            self.jobs
+                .run(move || Report::Needs(plan.run().map(Box::new), answer));
         }
     }
 
@@ -132,23 +130,20 @@ impl Driver {
             self.guest_sums.extend(needed.summed);
             needed.needs
         });
-        let _ = answer.send(needs);
+        answer.send(needs);
     }
 
     /// Opens the files of the base of a paused sandbox whose claim is not open.
     pub(super) fn base_files(&mut self, id: &SandboxId, answer: Answer<Vec<(String, File)>>) {
         let plan = self.pause_files(id).and_then(|_| self.needs_plan(id));
-        match plan {
-            Err(why) => drop(answer.send(Err(why))),
-            Ok(plan) => {
-                // A memory file made from a diff is kept until it has been opened.
-                self.publishing += 1;
-                let restorer = self.jobs.restorer();
-                self.jobs.run(move || {
-                    let opened = plan.base(restorer).and_then(|base| base.run());
-                    Report::BaseOpened(opened, answer)
-                });
-            }
+        if let Some((plan, answer)) = answer.or_refuse(plan) {
+            // A memory file made from a diff is kept until it has been opened.
+            self.publishing += 1;
+            let restorer = self.jobs.restorer();
+            self.jobs.run(move || {
+                let opened = plan.base(restorer).and_then(|base| base.run());
+                Report::BaseOpened(opened, answer)
+            });
         }
     }
 
@@ -160,23 +155,17 @@ impl Driver {
         fetched: Option<PathBuf>,
         answer: Answer<bool>,
     ) {
-        let vmm = needs
-            .vmm
-            .as_ref()
-            .map(|vmm| self.library.vmms_mut().get(vmm));
-        let vmm = match vmm.transpose() {
-            Ok(vmm) => vmm.map(|vmm| vmm.path().to_owned()),
-            Err(why) => return drop(answer.send(Err(lacks(why)))),
+        let vmms = self.library.vmms_mut();
+        let vmm = needs.vmm.as_ref().map(|vmm| vmms.get(vmm)).transpose();
+        let vmm = is_named(&needs).and(vmm).map_err(lacks);
+        let Some((vmm, answer)) = answer.or_refuse(vmm) else {
+            return;
         };
-        if !is_sha256(&needs.base) {
-            let why = "the base has no well-formed name".to_owned();
-            return drop(answer.send(Err(lacks(why))));
-        }
         let plan = HoldPlan {
             images: self.library.images().clone(),
             needs,
             fetched,
-            vmm,
+            vmm: vmm.map(|vmm| vmm.path().to_owned()),
             to: incoming.join(id.as_str()),
             stop: self.stopping.jobs.clone(),
         };
@@ -199,10 +188,10 @@ impl Driver {
         });
         // A base that has just arrived and is not held is unused.
         self.images_may_be_unused |= is_here.is_err();
-        let _ = answer.send(is_here);
+        answer.send(is_here);
     }
 
-    pub(super) fn root_images(&self, answer: oneshot::Sender<Vec<PathBuf>>) {
+    pub(super) fn root_images(&self, answer: Reply<Vec<PathBuf>>) {
         let templates = self.library.iter().map(|template| template.root.clone());
         let mut roots: Vec<_> = templates.collect();
         let images = self.library.images().clone();
@@ -210,7 +199,7 @@ impl Driver {
             roots.extend(images.roots());
             roots.sort();
             roots.dedup();
-            let _ = answer.send(roots);
+            answer.send(roots);
         }));
     }
 
@@ -242,14 +231,15 @@ impl Driver {
         claim: Option<Claim>,
         answer: Answer<()>,
     ) {
-        if self.stopping.closing.is_some() {
-            return drop(answer.send(Err(PoolError::Draining)));
-        }
+        let named = match &needs {
+            _ if self.stopping.closing.is_some() => Err(PoolError::Draining),
+            Some(needs) => is_named(needs).map_err(lacks),
+            None => Ok(()),
+        };
+        let Some(((), answer)) = answer.or_refuse(named) else {
+            return;
+        };
         let from = SlotDir::new(incoming, &id);
-        if needs.as_ref().is_some_and(|needs| !is_sha256(&needs.base)) {
-            let why = "the base has no well-formed name".to_owned();
-            return drop(answer.send(Err(lacks(why))));
-        }
         let vmm = needs.as_ref().and_then(|needs| needs.vmm.as_ref());
         let missing_vmm = vmm.and_then(|vmm| self.library.vmms_mut().get(vmm).err());
         let vmms = self.library.vmms().dir().to_owned();
@@ -280,7 +270,7 @@ impl Driver {
                 self.arrived(id, *record);
             }
         });
-        let _ = answer.send(result);
+        answer.send(result);
     }
 
     fn arrived(&mut self, id: SandboxId, record: Record) {
@@ -304,11 +294,19 @@ impl Driver {
     }
 }
 
+fn is_named(needs: &PauseNeeds) -> Result<(), String> {
+    if is_sha256(&needs.base) {
+        Ok(())
+    } else {
+        Err("the base has no well-formed name".to_owned())
+    }
+}
+
 /// Whether a base that is missing here can be fetched and checked.
 fn can_fetch(needs: &PauseNeeds, gives: GivesBase) -> Result<(), String> {
+    is_named(needs)?;
     let (base, kind, format) = (&needs.base, needs.kind, needs.format);
     match (gives, kind, format) {
-        (GivesBase::Yes, ..) if !is_sha256(base) => Err("the base has no well-formed name".into()),
         (GivesBase::No, ..) => Err(format!("this node has no template {base:.12}")),
         (GivesBase::Yes, BaseKind::Guest, _) => Ok(()),
         (GivesBase::Yes, BaseKind::Template, Some(format)) => can_check(format),

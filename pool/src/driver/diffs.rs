@@ -17,7 +17,7 @@ use library::{
 use model::template_file;
 use tokio::task::spawn_blocking;
 
-use super::{Driver, entry::Entry, stock::Memory};
+use super::{Driver, admission::stock::Memory, entry::Entry};
 use crate::{host, message::Report, policy, slot::Stage, spec::PoolStats};
 
 /// The job under way.
@@ -112,7 +112,7 @@ impl Driver {
         // A rejected diff may be nearly as large as the memory. A diff that does not fit waits, and a smaller one is
         // stored first.
         let room_for = |template: &Template| {
-            let room = self.disks.set_aside(&self.slots, template.loaded_bytes);
+            let room = self.admission.set_aside(&self.slots, template.loaded_bytes);
             room.ok()
         };
         let mut due = self.library.iter().filter(is_due);
@@ -148,7 +148,7 @@ impl Driver {
 
     /// Whether the memory file is in use, or was used recently.
     fn is_used(&self, template: &Template, now_ns: u64) -> bool {
-        let supply = self.stock.supply(&template.info.id);
+        let supply = self.admission.stock.supply(&template.info.id);
         let is_loaded = matches!(supply.memory, Memory::Loaded(_) | Memory::Loading);
         let maps = |entry: &Entry| {
             let id = &entry.record.template.id;

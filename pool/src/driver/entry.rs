@@ -8,9 +8,10 @@ use tokio::sync::mpsc;
 use vmm_control::template::LoadedTemplate;
 
 use crate::{
+    answer::Answer,
     error::PoolError,
     lifetime::UnixMs,
-    message::{Answer, SandboxRequest, Unclaimed},
+    message::{SandboxRequest, Unclaimed},
     policy::StartFor,
     record::{Record, SlotDir},
     slot::Slot,
@@ -33,7 +34,7 @@ pub(crate) enum Serving {
 impl Serving {
     pub(crate) fn refuse(self, error: PoolError) {
         match self {
-            Self::New(answer) => drop(answer.send(Err(error))),
+            Self::New(answer) => answer.send(Err(error)),
             Self::Request(request) => request.refuse(error),
         }
     }
@@ -51,8 +52,8 @@ pub(crate) enum AfterWrite {
 impl AfterWrite {
     pub(crate) fn answer(self, result: Result<(), PoolError>) {
         match self {
-            Self::Adjusted(answer) => drop(answer.send(result)),
-            Self::Connected(connected, answer) => drop(answer.send(result.map(|()| *connected))),
+            Self::Adjusted(answer) => answer.send(result),
+            Self::Connected(connected, answer) => answer.send(result.map(|()| *connected)),
             // A change that was not written is not reported.
             Self::Changed(_) => {}
         }
@@ -212,7 +213,7 @@ impl Entry {
             request.refuse(PoolError::not_found(id));
         }
         if let Some(kill) = self.kill {
-            let _ = kill.send(self.not_removed.map_or(Ok(()), Err));
+            kill.send(self.not_removed.map_or(Ok(()), Err));
         }
         if was_leased {
             // The receiver may have been dropped.

@@ -6,7 +6,7 @@ use library::{
     TakenNames,
     account::{Account, Allowance},
     copy::CopyPlan,
-    diff::{Restorer, memory_length},
+    diff::Restorer,
     disk::DiskPlan,
     durable::Durability,
     error::is_full,
@@ -18,10 +18,11 @@ use model::SandboxId;
 use tokio::{sync::mpsc, task::spawn_blocking};
 use vmm_control::template::LoadedTemplate;
 
-use super::copies::{Copies, CopySize};
+use super::admission::copies::CopySize;
 use crate::{
+    answer::Answer,
     cgroup::Groups,
-    message::{Answer, FilesAdded, LoadFailed, Published, Renamed, Report, SnapshotFor},
+    message::{FilesAdded, LoadFailed, Published, Renamed, Report, SnapshotFor},
     network,
     record::{Record, SlotDir},
     recover::Leftovers,
@@ -37,9 +38,6 @@ use crate::{
     },
 };
 
-/// Page size of loaded templates, in bytes.
-const HUGE_PAGE: u64 = 2 << 20;
-
 #[derive(Debug)]
 pub(super) struct Jobs {
     config: Arc<PoolConfig>,
@@ -47,8 +45,6 @@ pub(super) struct Jobs {
     pub(super) reporter: mpsc::UnboundedSender<Report>,
     templates: mpsc::UnboundedSender<Work>,
     account: Account,
-    /// All of them are charged to the server's cgroup.
-    pub(super) copies: Copies,
 }
 
 impl Jobs {
@@ -66,7 +62,6 @@ impl Jobs {
             reporter,
             templates,
             account,
-            copies: Copies::default(),
         }
     }
 
@@ -159,21 +154,21 @@ impl Jobs {
         }
     }
 
-    /// Copies a template's memory into huge pages that occupy `taken` bytes. The pages are charged to the server's
-    /// cgroup, so its limit, if any, grows by the length of each copy that is being made or in use.
+    /// Copies a template's memory into huge pages. They are charged to the server's cgroup, so its limit, if any, grows
+    /// by `copies`, the length of all copies that are being made or in use.
     ///
     /// # Errors
-    /// Returns an error, without loading, if the size cannot be read or the limit cannot be set. [`Report::Loaded`]
-    /// reports a failed load.
-    pub(super) fn load(&mut self, template: String, dir: PathBuf, taken: u64) -> io::Result<()> {
-        let length = memory_length(&dir)?.next_multiple_of(HUGE_PAGE);
-        let size = CopySize { length, taken };
+    /// Returns an error, without loading, if the limit cannot be set. [`Report::Loaded`] reports a failed load.
+    pub(super) fn load(
+        &self,
+        template: String,
+        dir: PathBuf,
+        size: CopySize,
+        copies: u64,
+    ) -> io::Result<()> {
         if let Some(memory) = self.config.server_memory {
-            let copies = self.copies.length().saturating_add(length);
-            let limit = memory.0.saturating_add(copies);
-            self.groups.limit_server(limit)?;
+            self.groups.limit_server(memory.0.saturating_add(copies))?;
         }
-        self.copies.begun(size);
         let restorer = self.restorer();
         self.run(move || {
             let restored = restorer.restore(&dir).map_err(|e| {

@@ -9,11 +9,12 @@ use library::{
 };
 use model::{Bytes, SandboxId, template_file};
 
-use super::{Driver, space::Saving};
+use super::{Driver, admission::space::Saving};
 use crate::{
+    answer::Answer,
     error::PoolError,
     host,
-    message::{Answer, FilesAdded, SandboxRequest, SnapshotFor},
+    message::{FilesAdded, SandboxRequest, SnapshotFor},
     record::Record,
 };
 
@@ -31,12 +32,10 @@ impl Driver {
 
     /// `disk` is the minimum size of the layer.
     fn begin_disk(&mut self, spec: DiskSpec, disk: Bytes, answer: Answer<TemplateInfo>) {
-        match self.plan_disk(spec, disk) {
-            Err(e) => drop(answer.send(Err(e))),
-            Ok(plan) => {
-                self.publishing += 1;
-                self.jobs.add_disk(plan, answer);
-            }
+        let plan = self.plan_disk(spec, disk);
+        if let Some((plan, answer)) = answer.or_refuse(plan) {
+            self.publishing += 1;
+            self.jobs.add_disk(plan, answer);
         }
     }
 
@@ -49,15 +48,12 @@ impl Driver {
         answer: Answer<TemplateInfo>,
     ) {
         let (memory, disk) = size.unzip();
-        match self.disk_files(reference) {
-            Ok(files) => {
-                let spec = DiskSpec {
-                    memory: memory.unwrap_or(files.memory),
-                    ..files
-                };
-                self.begin_disk(spec, disk.unwrap_or_default(), answer);
-            }
-            Err(e) => drop(answer.send(Err(e))),
+        if let Some((files, answer)) = answer.or_refuse(self.disk_files(reference)) {
+            let spec = DiskSpec {
+                memory: memory.unwrap_or(files.memory),
+                ..files
+            };
+            self.begin_disk(spec, disk.unwrap_or_default(), answer);
         }
     }
 
@@ -97,10 +93,8 @@ impl Driver {
         };
         let images = self.library.images().clone();
         let copies = bytes_to_copy(&images, &spec.root, &layer, disk).map_err(failed)?;
-        let room = self.disks.set_aside(&self.slots, copies).map_err(|short| {
-            self.counters.refused += 1;
-            PoolError::NoSpace(short)
-        })?;
+        let room = self.admission.set_aside(&self.slots, copies);
+        let room = room.map_err(|short| self.admission.refuse(short))?;
         let drafted = self.library.draft();
         let (id, home) = drafted.map_err(|e| PoolError::of_disk("add a disk template", &e))?;
         Ok(DiskPlan {
@@ -118,12 +112,10 @@ impl Driver {
 
     /// Adds a built template with the files of another one.
     pub(super) fn copy_of(&mut self, reference: &str, answer: Answer<TemplateInfo>) {
-        match self.plan_copy(reference) {
-            Err(e) => drop(answer.send(Err(e))),
-            Ok(plan) => {
-                self.publishing += 1;
-                self.jobs.copy_template(plan, answer);
-            }
+        let plan = self.plan_copy(reference);
+        if let Some((plan, answer)) = answer.or_refuse(plan) {
+            self.publishing += 1;
+            self.jobs.copy_template(plan, answer);
         }
     }
 
@@ -141,7 +133,8 @@ impl Driver {
         };
         let bytes = template.info.bytes.0.saturating_add(memory);
         let from = template.dir.clone();
-        self.check_quota_of(bytes)?;
+        self.admission
+            .check_quota_of(&self.slots, &self.library, bytes)?;
         let drafted = self.library.draft();
         let (id, home) = drafted.map_err(|e| PoolError::of_disk("copy a template", &e))?;
         Ok(CopyPlan {

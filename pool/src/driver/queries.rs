@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use library::{info::TemplateKind, template::Template};
 use model::{SandboxId, template_file};
 use netisolation::{Isolation, TapIndex};
-use tokio::{sync::oneshot, task::spawn_blocking};
+use tokio::task::spawn_blocking;
 
 use super::{Driver, entry::Entry};
 use crate::{
+    answer::{Answer, Reply},
     error::PoolError,
     host,
-    message::{Answer, Request},
+    message::Request,
     network,
-    policy::Need,
     slot::{Refusal, Stage},
     spec::{Change, ChangeKind, Installed, LifeEvent, PoolStats, Sandbox, SandboxState, Usage},
     work::{WorkError, save::record_working_set},
@@ -22,42 +22,42 @@ use crate::{
 impl Driver {
     pub(super) fn answer(&mut self, request: Request) {
         match request {
-            Request::Get(id, answer) => drop(answer.send(self.sandbox(&id))),
+            Request::Get(id, answer) => answer.send(self.sandbox(&id)),
             Request::List(answer) => {
                 let sandboxes = self.slots.iter().filter_map(|(id, e)| e.sandbox(id));
-                let _ = answer.send(sandboxes.collect());
+                answer.send(sandboxes.collect());
             }
-            Request::History(id, answer) => drop(answer.send(self.history(&id))),
+            Request::History(id, answer) => answer.send(self.history(&id)),
             Request::Usage(id, answer) => self.usage(&id, answer),
             Request::Counters(id, answer) => self.of_tap(&id, answer, network::counters),
             Request::VerifyNetwork(id, answer) => self.of_tap(&id, answer, network::verify),
-            Request::Templates(answer) => drop(answer.send(self.all_templates())),
+            Request::Templates(answer) => answer.send(self.all_templates()),
             Request::Template(name, answer) => {
                 let found = self.library.find(&name);
-                let _ = answer.send(found.map(|t| self.template_info(t)));
+                answer.send(found.map(|t| self.template_info(t)));
             }
             Request::AddTemplate(dir, names, answer) => self.add_template(&dir, names, answer),
             Request::AddDisk(spec, answer) => self.add_disk(spec, answer),
             Request::DiskOf(reference, size, answer) => self.disk_of(&reference, size, answer),
             Request::DiskFiles(reference, answer) => {
-                let _ = answer.send(self.disk_files(&reference));
+                answer.send(self.disk_files(&reference));
             }
             Request::CopyOf(reference, answer) => self.copy_of(&reference, answer),
             Request::RecordWorkingSet(id, answer) => self.record_working_set(&id, answer),
             Request::RecipeDir(reference, answer) => {
                 let dir = self.library.find(&reference).map(Template::recipe_dir);
-                let _ = answer.send(dir.ok_or(PoolError::NoTemplate(reference)));
+                answer.send(dir.ok_or(PoolError::NoTemplate(reference)));
             }
             Request::GiveNames(reference, names, answer) => {
                 self.give_names(&reference, &names, answer);
             }
             Request::TakeNames(names, answer) => self.take_names(&names, answer),
             Request::RemoveTemplate(name, answer) => self.remove_template(&name, answer),
-            Request::PauseFiles(id, answer) => drop(answer.send(self.pause_files(&id))),
+            Request::PauseFiles(id, answer) => answer.send(self.pause_files(&id)),
             Request::PauseNeeds(id, answer) => self.pause_needs(&id, answer),
             Request::BaseFiles(id, answer) => self.base_files(&id, answer),
             Request::CanTake(needs, gives, answer) => {
-                let _ = answer.send(self.can_take(&needs, gives));
+                answer.send(self.can_take(&needs, gives));
             }
             Request::Hold {
                 id,
@@ -122,13 +122,12 @@ impl Driver {
     }
 
     fn usage(&self, id: &SandboxId, answer: Answer<Usage>) {
-        let entry = match self.running(id) {
-            Ok(entry) => entry,
-            Err(e) => return drop(answer.send(Err(e))),
+        let Some((entry, answer)) = answer.or_refuse(self.running(id)) else {
+            return;
         };
         let pid = entry.record.vmm.map_or(0, |vmm| vmm.pid);
         spawn_blocking(move || {
-            let _ = answer.send(Ok(Usage {
+            answer.send(Ok(Usage {
                 cpu_ns: host::cpu_ns(pid).unwrap_or(0),
                 memory: host::private_bytes(pid).unwrap_or(0),
                 disk: host::unlinked_bytes(pid).unwrap_or(0),
@@ -143,15 +142,15 @@ impl Driver {
         answer: Answer<T>,
         question: fn(Option<&Isolation>, Option<TapIndex>) -> Result<T, WorkError>,
     ) {
-        let tap = match self.running(id) {
-            Ok(entry) => entry.record.tap,
-            Err(e) => return drop(answer.send(Err(e))),
+        let tap = self.running(id).map(|entry| entry.record.tap);
+        let Some((tap, answer)) = answer.or_refuse(tap) else {
+            return;
         };
         let (network, id) = (self.config.network.clone(), id.clone());
         spawn_blocking(move || {
             let result = question(network.as_ref(), tap);
             let failed = |e: WorkError| e.into_pool("inspect the sandbox's network", &id);
-            let _ = answer.send(result.map_err(failed));
+            answer.send(result.map_err(failed));
         });
     }
 
@@ -165,16 +164,16 @@ impl Driver {
             }
             Some(_) | None => Err(PoolError::NoTemplate(template)),
         });
-        let (to, entry) = match (to, self.slots.get_mut(id)) {
-            (Ok(to), Some(entry)) => (to, entry),
-            (Err(e), _) => return drop(answer.send(Err(e))),
-            (Ok(_), None) => return drop(answer.send(Err(PoolError::not_found(id)))),
+        let entry = self.slots.get_mut(id);
+        let found = to.and_then(|to| Ok((to, entry.ok_or_else(|| PoolError::not_found(id))?)));
+        let Some(((to, entry), answer)) = answer.or_refuse(found) else {
+            return;
         };
         let (control, dir, id) = (entry.take_control(), entry.dir.clone(), id.clone());
         spawn_blocking(move || {
             let recorded = record_working_set(control, &dir, &to);
             let failed = |e: WorkError| e.into_pool("record the working set of a template", &id);
-            let _ = answer.send(recorded.map_err(failed));
+            answer.send(recorded.map_err(failed));
         });
     }
 
@@ -189,12 +188,6 @@ impl Driver {
     }
 
     fn stats(&mut self) -> PoolStats {
-        let room = self.memory.room_for(
-            Need::default(),
-            &self.slots,
-            &self.disks,
-            host::monotonic_ns(),
-        );
         let has_vm = |s| {
             matches!(
                 s,
@@ -215,18 +208,18 @@ impl Driver {
             paused: self.slots.count(is_on_disk),
             warm: self.slots.count(|s| s == Stage::Warm),
             filling: self.slots.count(|s| s == Stage::Filling),
-            expected_bytes: self.memory.largest_need(),
-            available_bytes: room.available.saturating_sub(room.reserve),
             vmms: self.vmm_uses(),
             installed: self.installed(),
             ..self.counters.clone()
         };
-        self.add_stock_stats(&mut stats);
+        self.admission
+            .add_stats(&self.slots, &self.library, &mut stats);
+        self.add_diff_stats(&mut stats);
         stats
     }
 
     /// Sends counters and gauges. The counters of TAPs are read on a thread.
-    fn send_stats(&mut self, answer: oneshot::Sender<PoolStats>) {
+    fn send_stats(&mut self, answer: Reply<PoolStats>) {
         let mut stats = self.stats();
         let network = self.config.network.clone();
         let images = self.library.images().clone();
@@ -240,7 +233,7 @@ impl Driver {
                     network::add(&mut stats.network, &counters);
                 }
             }
-            let _ = answer.send(stats);
+            answer.send(stats);
         });
     }
 }

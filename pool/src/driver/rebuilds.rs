@@ -40,7 +40,7 @@ impl Driver {
         if self.rebuilding.is_some()
             || self.stopping.closing.is_some()
             || !self.adoptions.is_swept()
-            || !self.queue.is_empty()
+            || !self.admission.queue.is_empty()
         {
             return;
         }
@@ -58,8 +58,6 @@ impl Driver {
     }
 
     fn begin_rebuild(&mut self, id: &str, now_ns: u64) {
-        let need = self.memory.need(id);
-        let room = self.memory.room_for(need, &self.slots, &self.disks, now_ns);
         let current = self.library.vmms().current().clone();
         let Ok(vmm) = self.library.vmms_mut().get(&current) else {
             return;
@@ -77,11 +75,8 @@ impl Driver {
             .memory
             .0
             .saturating_add(self.config.limits.memory_overhead.0);
-        let taken = room.reserve.saturating_add(room.promised);
-        if room.available.saturating_sub(taken) < bytes {
-            return;
-        }
-        let Ok(room) = self.disks.set_aside(&self.slots, bytes) else {
+        let slots = &self.slots;
+        let Some(room) = self.admission.room_for_rebuild(id, bytes, slots, now_ns) else {
             return;
         };
         rebuild.state = RebuildState::Running;
@@ -159,7 +154,7 @@ impl Driver {
             }
             Outcome::Built(dir, vmm) => {
                 self.library.replace(id, &dir, vmm)?;
-                let former = self.stock.supply_mut(id).files_replaced();
+                let former = self.admission.stock.supply_mut(id).files_replaced();
                 self.jobs.change_templates(move || drop(former));
                 self.counters.rebuilt += 1;
                 self.images_may_be_unused = true;

@@ -6,10 +6,11 @@ use model::{SandboxId, StartPhase};
 
 use super::{
     Driver, Entry,
-    demand::drop_on_thread,
+    admission::demand::drop_on_thread,
     entry::{AfterWrite, Serving},
 };
 use crate::{
+    answer::Reply,
     error::PoolError,
     host,
     lifetime::OnTimeout,
@@ -40,7 +41,7 @@ impl Driver {
             Report::Needs(needed, answer) => self.needed(needed, answer),
             Report::BaseOpened(opened, answer) => {
                 self.publishing -= 1;
-                let _ = answer.send(opened);
+                answer.send(opened);
             }
             Report::Held(dir, held, answer) => self.is_held(dir, held, answer),
             Report::Taken(id, taken, answer) => self.taken(id, taken, answer),
@@ -68,15 +69,16 @@ impl Driver {
             Report::ServersLeft(left) => self.former_servers = left,
             Report::Stored(template, stored) => self.stored(&template, stored),
             Report::Loaded(template, dir, size, loaded) => {
-                self.jobs.copies.ended(size, loaded.as_ref().ok());
-                self.loaded(&template, &dir, loaded);
+                let library = &self.library;
+                self.admission
+                    .loaded(library, &template, &dir, size, loaded);
             }
             Report::Unclaimed(id) => {
                 tracing::warn!(
                     sandbox = %id,
                     "the caller disconnected before its sandbox was ready: ending the sandbox"
                 );
-                let (answer, _) = tokio::sync::oneshot::channel();
+                let (answer, _) = Reply::new();
                 self.decide(id, SandboxRequest::Kill(answer));
             }
         }
@@ -141,7 +143,8 @@ impl Driver {
         };
         match self.event(id, event) {
             Ok(Stage::Warm) => {
-                self.became_warm(&template, private.unwrap_or(0), took);
+                self.admission
+                    .became_warm(&template, private.unwrap_or(0), took);
             }
             Ok(Stage::Running) => self.hand_over(id),
             _ => {}
@@ -158,7 +161,7 @@ impl Driver {
         let template = entry.record.template.id.clone();
         let is_use = entry.record.priority == Priority::Normal;
         if is_use {
-            self.stock.callers.got(host::monotonic_ns());
+            self.admission.stock.callers.got(host::monotonic_ns());
         }
         let is_new = matches!(entry.serving, Some(Serving::New(_)));
         // A clone made for a build does not count as a use of its template.
@@ -166,7 +169,7 @@ impl Driver {
             t.info.spawned += u64::from(is_new);
         }
         if is_use {
-            self.template_used(&template);
+            self.admission.template_used(&self.library, &template);
         }
         let Some(entry) = self.slots.get_mut(id) else {
             return;
@@ -187,7 +190,7 @@ impl Driver {
                 };
                 if let Some(sandbox) = entry.sandbox(id) {
                     let unclaimed = Unclaimed::new(sandbox, self.jobs.reporter.clone());
-                    let _ = answer.send(Ok(unclaimed));
+                    answer.send(Ok(unclaimed));
                 }
             }
             Some(Serving::Request(request)) => {
@@ -224,7 +227,7 @@ impl Driver {
             }
             SandboxRequest::Reach { answer, .. } => {
                 self.slots.update(id, |entry| set_deadline(entry, None));
-                let _ = answer.send(self.sandbox(id));
+                answer.send(self.sandbox(id));
                 self.write_record(id, vec![AfterWrite::Changed(ChangeKind::Resumed)]);
             }
             // No other request begins a resume.
@@ -334,7 +337,7 @@ impl Driver {
         let serving = entry.serving.take();
         self.changed(id, ChangeKind::Paused);
         if let Some(Serving::Request(SandboxRequest::Pause(_, answer))) = serving {
-            let _ = answer.send(Ok(()));
+            answer.send(Ok(()));
         }
     }
 
@@ -372,7 +375,7 @@ impl Driver {
                     let template = source.unwrap_or_default();
                     self.queue_forks(&template, specs, &snapshot, accepted_ns, answer);
                 }
-                Err(e) => drop(answer.send(Err(e))),
+                Err(e) => answer.send(Err(e)),
             },
             // Unreachable: a snapshot's job always serves the request that began it.
             _ => {}

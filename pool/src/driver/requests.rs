@@ -2,25 +2,20 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use library::{
-    durable::Durability,
-    info::{TemplateInfo, TemplateKind},
-    template::IMAGE,
-};
+use library::{durable::Durability, info::TemplateInfo, template::IMAGE};
 use model::SandboxId;
 use netisolation::Policy;
-use tokio::sync::oneshot;
 
 use super::{
     Driver,
+    admission::{queue::Want, space::Saving},
     entry::{AfterWrite, Serving},
-    queue::Want,
-    space::Saving,
 };
 use crate::{
+    answer::{Answer, Reply},
     error::PoolError,
     host,
-    message::{Answer, ForkAnswers, Request, SandboxRequest, SnapshotFor, Unclaimed},
+    message::{ForkAnswers, Request, SandboxRequest, SnapshotFor, Unclaimed},
     network,
     policy::StartFor,
     slot::{Event, Next, Refusal, Stage, decide},
@@ -58,26 +53,24 @@ impl Driver {
 
     fn create(&mut self, spec: Box<CreateSpec>, accepted_ns: u64, answer: Answer<Unclaimed>) {
         if spec.priority == Priority::Normal {
-            self.stock.callers.asked(accepted_ns);
+            self.admission.stock.callers.asked(accepted_ns);
         }
         let template = match self.library.find(&spec.template) {
             _ if self.stopping.is_draining => Err(PoolError::Draining),
             None => Err(PoolError::NoTemplate(spec.template.clone())),
             Some(template) => check_note(&spec.note).map(|()| template.info.id.clone()),
         };
-        match template {
-            Err(e) => drop(answer.send(Err(e))),
-            Ok(template) => {
-                let want = Want::New {
-                    spec,
-                    template,
-                    fork: None,
-                    answer,
-                };
-                self.queue.push(want, accepted_ns);
-                self.look_again = true;
-            }
-        }
+        let Some((template, answer)) = answer.or_refuse(template) else {
+            return;
+        };
+        let want = Want::New {
+            spec,
+            template,
+            fork: None,
+            answer,
+        };
+        self.admission.queue.push(want, accepted_ns);
+        self.look_again = true;
     }
 
     /// Decides on a request that depends on the sandbox's state, and acts on the decision.
@@ -130,7 +123,7 @@ impl Driver {
                 let is_extended = timeout_s.is_some_and(extended);
                 self.connected(&id, false, is_extended, answer);
             }
-            SandboxRequest::Reach { answer, .. } => drop(answer.send(self.sandbox(&id))),
+            SandboxRequest::Reach { answer, .. } => answer.send(self.sandbox(&id)),
             SandboxRequest::SetTimeout(change, timeout_s, answer) => {
                 self.set_deadline(&id, change, timeout_s);
                 let changed = AfterWrite::Changed(ChangeKind::Updated);
@@ -140,13 +133,13 @@ impl Driver {
                 policy,
                 note,
                 answer,
-            } => drop(answer.send(self.set_policy(&id, policy, note))),
+            } => answer.send(self.set_policy(&id, policy, note)),
             SandboxRequest::Pause(mode, answer) => self.pause(&id, mode, Some(answer)),
             SandboxRequest::SetClaim(..) => self.set_claim(&id, request),
             SandboxRequest::Kill(answer) | SandboxRequest::Discard(answer) => {
                 // If its record cannot be removed, the sandbox stays paused, because the next server would find it.
                 if let Err(e) = self.disown_paused(&id) {
-                    return drop(answer.send(Err(e)));
+                    return answer.send(Err(e));
                 }
                 if let Some(entry) = self.slots.get_mut(&id) {
                     entry.kill = Some(answer);
@@ -200,9 +193,8 @@ impl Driver {
         write: bool,
         answer: Answer<Connected>,
     ) {
-        let sandbox = match self.sandbox(id) {
-            Ok(sandbox) => sandbox,
-            Err(e) => return drop(answer.send(Err(e))),
+        let Some((sandbox, answer)) = answer.or_refuse(self.sandbox(id)) else {
+            return;
         };
         let connected = Connected { sandbox, resumed };
         if write {
@@ -214,7 +206,7 @@ impl Driver {
             let after = AfterWrite::Connected(Box::new(connected), answer);
             self.write_record(id, vec![AfterWrite::Changed(kind), after]);
         } else {
-            let _ = answer.send(Ok(connected));
+            answer.send(Ok(connected));
         }
     }
 
@@ -293,7 +285,7 @@ impl Driver {
         accepted_ns: u64,
         request: SandboxRequest,
     ) {
-        self.stock.callers.asked(host::monotonic_ns());
+        self.admission.stock.callers.asked(host::monotonic_ns());
         if self.stopping.closing.is_some() {
             return request.refuse(PoolError::Draining);
         }
@@ -303,7 +295,9 @@ impl Driver {
         if let Some(entry) = self.slots.get_mut(&id) {
             entry.serving = Some(Serving::Request(request));
         }
-        self.queue.push(Want::Resume(id, start_for), accepted_ns);
+        self.admission
+            .queue
+            .push(Want::Resume(id, start_for), accepted_ns);
     }
 
     /// Begins a pause, for a caller or at the deadline.
@@ -346,7 +340,7 @@ impl Driver {
         self.slots
             .update(id, |entry| entry.slot.postpone_pause(now));
         if let Some(answer) = answer {
-            let _ = answer.send(Err(error));
+            answer.send(Err(error));
         }
     }
 
@@ -355,14 +349,12 @@ impl Driver {
             let failed = |e| PoolError::of_disk("make a template", &e);
             self.library.draft().map_err(failed)
         });
-        match drafted {
-            Err(e) => drop(answer.send(Err(e))),
-            Ok((template, home)) => {
-                let request = SandboxRequest::Snapshot(names, answer);
-                let purpose = SnapshotFor::Template(template);
-                self.begin_snapshot(id, home.join(IMAGE), purpose, request);
-            }
-        }
+        let Some(((template, home), answer)) = answer.or_refuse(drafted) else {
+            return;
+        };
+        let request = SandboxRequest::Snapshot(names, answer);
+        let purpose = SnapshotFor::Template(template);
+        self.begin_snapshot(id, home.join(IMAGE), purpose, request);
     }
 
     fn admit_snapshot(&mut self, id: &SandboxId, names: &[String]) -> Result<(), PoolError> {
@@ -385,15 +377,14 @@ impl Driver {
         accepted_ns: u64,
         answer: Answer<ForkAnswers>,
     ) {
-        self.stock.callers.asked(host::monotonic_ns());
+        self.admission.stock.callers.asked(host::monotonic_ns());
         let checked = specs
             .iter()
             .try_for_each(|spec| check_note(&spec.note))
             .and_then(|()| self.set_space_aside(id, Saving::Diff));
         let source = self.slots.leased(id).map(|e| e.record.clone());
-        let source = match checked.and(source) {
-            Ok(source) => source,
-            Err(e) => return drop(answer.send(Err(e))),
+        let Some((source, answer)) = answer.or_refuse(checked.and(source)) else {
+            return;
         };
         for spec in &mut specs {
             spec.policy = source.policy.clone();
@@ -471,7 +462,7 @@ impl Driver {
     ) {
         let mut answers = Vec::new();
         for spec in specs {
-            let (answer, answered) = oneshot::channel();
+            let (answer, answered) = Reply::new();
             answers.push(answered);
             let want = Want::New {
                 spec: Box::new(spec),
@@ -479,9 +470,9 @@ impl Driver {
                 fork: Some(Arc::clone(snapshot)),
                 answer,
             };
-            self.queue.push(want, accepted_ns);
+            self.admission.queue.push(want, accepted_ns);
         }
-        let _ = answer.send(Ok(answers));
+        answer.send(Ok(answers));
     }
 
     /// Checks that the disk has room to save a running sandbox, and reserves that space for the save.
@@ -490,80 +481,21 @@ impl Driver {
         id: &SandboxId,
         saving: Saving,
     ) -> Result<(), PoolError> {
-        let entry = self.slots.leased(id)?;
-        let info = &entry.record.template;
-        let template = self.library.get(&info.id);
-        let layer = template.map_or(info.bytes.0, |t| t.layer_bytes);
-        let room = self.disks.room_to_save(&self.slots, entry, saving, layer);
-        let need = room.map_err(|short| {
-            self.counters.refused += 1;
-            PoolError::NoSpace(short)
-        })?;
-        if let Some(entry) = self.slots.get_mut(id) {
-            entry.save = need;
-        }
-        Ok(())
+        let (slots, library) = (&mut self.slots, &self.library);
+        self.admission.set_space_aside(slots, library, id, saving)
     }
 
     /// Checks that a template of this sandbox, whose space is already set aside, stays within the quota of templates.
     pub(super) fn check_quota(&mut self, id: &SandboxId) -> Result<(), PoolError> {
-        let entry = self.slots.leased(id)?;
-        let need = match entry.slot.stage {
-            Stage::Running => entry.save,
-            _ => 0,
-        };
-        self.check_quota_of(need)
+        self.admission.check_quota(&self.slots, &self.library, id)
     }
 
-    /// Checks that another template of `need` bytes stays within the quota of templates.
-    pub(super) fn check_quota_of(&mut self, need: u64) -> Result<(), PoolError> {
-        let Some(quota) = self.config.template_quota else {
-            return Ok(());
-        };
-        let is_counted = |kind| matches!(kind, TemplateKind::Snapshot | TemplateKind::Built);
-        let templates = self.library.iter().filter(|t| is_counted(t.info.kind));
-        let under_way = self.slots.values().filter(|e| {
-            matches!(
-                e.serving,
-                Some(Serving::Request(
-                    SandboxRequest::Snapshot(..) | SandboxRequest::Publish(..)
-                ))
-            )
-        });
-        let taken =
-            templates.map(|t| t.info.bytes.0).sum::<u64>() + under_way.map(|e| e.save).sum::<u64>();
-        if taken < quota.0 && taken.saturating_add(need) <= quota.0 {
-            return Ok(());
-        }
-        self.counters.refused += 1;
-        Err(PoolError::TemplateQuota {
-            taken,
-            need,
-            quota: quota.0,
-        })
-    }
-
-    /// Checks that one more paused sandbox or snapshot may be kept. Snapshots of forks are temporary and are not
-    /// counted.
+    /// Checks that one more paused sandbox or snapshot may be kept.
     pub(super) fn may_save(&mut self) -> Result<(), PoolError> {
-        let kinds = self.library.iter().map(|t| t.info.kind);
-        let mut saved = kinds.filter(|kind| *kind == TemplateKind::Snapshot).count();
-        for entry in self.slots.values() {
-            let becomes_template = matches!(
-                entry.serving,
-                Some(Serving::Request(SandboxRequest::Snapshot(..)))
-            );
-            saved += usize::from(entry.slot.is_saved()) + usize::from(becomes_template);
-        }
-        let max = self.config.max_saved;
-        if u32::try_from(saved).is_ok_and(|saved| saved < max) {
-            return Ok(());
-        }
-        self.counters.refused += 1;
-        Err(PoolError::TooManySaved(max))
+        self.admission.may_save(&self.slots, &self.library)
     }
 
-    pub(super) fn close(&mut self, on_close: OnClose, closed: oneshot::Sender<()>) {
+    pub(super) fn close(&mut self, on_close: OnClose, closed: Reply<()>) {
         self.stopping.is_draining = true;
         self.stopping.jobs.set();
         self.stopping.closed.push(closed);

@@ -15,16 +15,19 @@ use vmm_control::template::LoadedTemplate;
 
 use super::{
     Driver, Entry,
-    demand::drop_on_thread,
+    admission::{
+        demand::drop_on_thread,
+        queue::{Pending, Want},
+        stock::{Memory, fill_failed},
+    },
     entry::Serving,
-    queue::{Pending, Want},
-    stock::{Memory, fill_failed},
 };
 use crate::{
+    answer::Answer,
     error::PoolError,
     host,
-    message::{Answer, Unclaimed},
-    policy::{self, Demand, Lack, Need, Placement, Short, StartFor, Supplied},
+    message::Unclaimed,
+    policy::{self, Placement, Short, StartFor, Supplied},
     record::{Record, SlotDir},
     slot::{Event, FailedBy, Slot, Stage},
     spec::{CreateSpec, PauseMode, Priority},
@@ -49,9 +52,9 @@ struct Origin {
 
 impl Driver {
     pub(super) fn serve_queue(&mut self) {
-        for pending in self.queue.take_all() {
+        for pending in self.admission.queue.take_all() {
             if let Some(pending) = self.place(pending) {
-                self.queue.put_back(pending);
+                self.admission.queue.put_back(pending);
             }
         }
     }
@@ -65,7 +68,8 @@ impl Driver {
         let timeout = self.config.start_timeout;
         let now_ns = host::monotonic_ns();
         let waited = Duration::from_nanos(now_ns.saturating_sub(pending.accepted_ns));
-        let is_given_up = matches!(&pending.want, Want::New { answer, .. } if answer.is_closed());
+        let is_given_up =
+            matches!(&pending.want, Want::New { answer, .. } if answer.is_abandoned());
         if is_given_up || waited > timeout {
             let full = PoolError::Full {
                 why: format!("it was not started within {timeout:?}"),
@@ -74,16 +78,16 @@ impl Driver {
             self.refuse(pending.want, full);
             return None;
         }
-        let placement = self.placement(&pending, now_ns);
+        let placement = self.admission.placement(&pending, &self.slots, now_ns);
         if matches!(placement, Placement::Take | Placement::Start) {
-            self.count_create(&pending);
+            self.admission.count_create(&pending);
         }
         match placement {
             Placement::Take => self.lease(pending),
             Placement::Start => self.start(pending),
             Placement::Wait => return Some(pending),
             Placement::Evict => {
-                if let Some(id) = self.stock.to_evict().cloned() {
+                if let Some(id) = self.admission.stock.to_evict().cloned() {
                     tracing::info!(sandbox = %id, "ending a warm slot to make room");
                     self.end(&id);
                 }
@@ -91,62 +95,23 @@ impl Driver {
             }
             Placement::Refuse(short)
                 if pending.start_for() == StartFor::Wake
-                    && policy::may_wait(short, waited, self.queue.awaiting_room()) =>
+                    && policy::may_wait(short, waited, self.admission.queue.awaiting_room()) =>
             {
                 self.counters.wakes_waited += u64::from(!pending.awaits_room);
                 pending.awaits_room = true;
                 return Some(pending);
             }
             Placement::Refuse(short) => {
-                self.counters.refused += 1;
+                self.admission.count_refused();
                 self.refuse(pending.want, full(short));
             }
         }
         None
     }
 
-    fn placement(&mut self, pending: &Pending, now_ns: u64) -> Placement {
-        let (template, has_layer) = match &pending.want {
-            Want::New { template, .. } => (template.clone(), false),
-            Want::Resume(id, _) => {
-                let entry = self.slots.get(id);
-                let template = entry.map(|e| e.record.template.id.clone());
-                (template.unwrap_or_default(), true)
-            }
-        };
-        let demand = Demand {
-            warm: self.warm_slot_for(&pending.want).is_some(),
-            has_layer,
-            other_warm: self.stock.to_evict().is_some(),
-            ending: self
-                .slots
-                .values()
-                .any(|e| e.slot.stage == Stage::Ending && e.slot.vm),
-            place: self
-                .queue
-                .places(&self.slots)
-                .has_one_for(pending.start_for()),
-        };
-        let need = self.memory.need(&template);
-        let room = self.memory.room_for(need, &self.slots, &self.disks, now_ns);
-        policy::place(&room, &demand)
-    }
-
-    fn warm_slot_for(&self, want: &Want) -> Option<&SandboxId> {
-        match want {
-            Want::New {
-                template,
-                fork: None,
-                spec,
-                ..
-            } if spec.priority == Priority::Normal => self.stock.oldest(template),
-            Want::New { .. } | Want::Resume(..) => None,
-        }
-    }
-
     fn refuse(&mut self, want: Want, error: PoolError) {
         match want {
-            Want::New { answer, .. } => drop(answer.send(Err(error))),
+            Want::New { answer, .. } => answer.send(Err(error)),
             Want::Resume(id, _) => self.resume_failed(&id, FailedBy::Host, error),
         }
     }
@@ -169,14 +134,14 @@ impl Driver {
 
     /// Gives the oldest warm slot to a create.
     fn lease(&mut self, pending: Pending) {
-        let Some(id) = self.warm_slot_for(&pending.want).cloned() else {
-            return self.queue.put_back(pending);
+        let Some(id) = self.admission.warm_slot_for(&pending.want).cloned() else {
+            return self.admission.queue.put_back(pending);
         };
         let Want::New { spec, answer, .. } = pending.want else {
             return;
         };
         if self.event(&id, Event::Lease).is_err() {
-            let _ = answer.send(Err(PoolError::not_found(&id)));
+            answer.send(Err(PoolError::not_found(&id)));
             return;
         }
         let Some(entry) = self.slots.get_mut(&id) else {
@@ -190,7 +155,8 @@ impl Driver {
         entry.record.take_settings(*spec, &self.clock);
         entry.slot.lifetime = entry.record.lifetime;
         self.counters.warm_hits += 1;
-        self.stock.supply_mut(&entry.record.template.id).hits += 1;
+        let template = &entry.record.template.id;
+        self.admission.stock.supply_mut(template).hits += 1;
         self.jobs.lease(
             LeasePlan {
                 id,
@@ -241,13 +207,13 @@ impl Driver {
         answer: Answer<Unclaimed>,
     ) {
         let is_fork = fork.is_some();
-        let (id, mut plan) = match self.new_slot(template, Stage::Starting, fork) {
-            Ok(made) => made,
-            Err(e) => return drop(answer.send(Err(e))),
+        let made = self.new_slot(template, Stage::Starting, fork);
+        let Some(((id, mut plan), answer)) = answer.or_refuse(made) else {
+            return;
         };
         self.counters.warm_misses += u64::from(!is_fork);
         if !is_fork {
-            let supply = self.stock.supply_mut(template);
+            let supply = self.admission.stock.supply_mut(template);
             supply.misses += 1;
             let now_ns = host::monotonic_ns();
             if supply.is_memory_idle(now_ns, self.config.idle) {
@@ -255,7 +221,7 @@ impl Driver {
             }
         }
         if spec.priority == Priority::Normal {
-            self.template_used(template);
+            self.admission.template_used(&self.library, template);
         }
         let start_for = match spec.priority {
             Priority::Normal => StartFor::Create,
@@ -400,7 +366,7 @@ impl Driver {
         if template.info.kind == TemplateKind::Disk {
             return self.origin_of_disk(template);
         }
-        let source = match &self.stock.supply(id).memory {
+        let source = match &self.admission.stock.supply(id).memory {
             Memory::Loaded(loaded) => Source::Loaded(loaded.clone(), template.root.clone()),
             Memory::OnDisk | Memory::Loading | Memory::Unloadable => Source::Snapshot(Image {
                 dir: template.dir.clone(),
@@ -485,7 +451,7 @@ impl Driver {
     fn loaded_base(&self, base: Option<&Path>) -> Option<Arc<LoadedTemplate>> {
         let base = base?;
         let template = self.library.iter().find(|t| t.dir == base)?;
-        match &self.stock.supply(&template.info.id).memory {
+        match &self.admission.stock.supply(&template.info.id).memory {
             Memory::Loaded(loaded) => Some(loaded.clone()),
             Memory::OnDisk | Memory::Loading | Memory::Unloadable => None,
         }
@@ -499,48 +465,25 @@ impl Driver {
     /// Loads a template or begins a fill. Returns whether there was work to do and room for it.
     fn fill_next(&mut self) -> bool {
         let now_ns = host::monotonic_ns();
-        self.divide(now_ns);
-        self.stock.review(&self.library, &self.slots);
-        let is_queued = self.queue.has_callers();
-        if self.adoptions.is_urgent(now_ns) || !self.stock.may_fill(&self.slots, is_queued, now_ns)
-        {
+        for id in self.admission.divide(&self.slots, &self.library, now_ns) {
+            self.end(&id);
+        }
+        if self.adoptions.is_urgent(now_ns) {
             return false;
         }
-        let is_loading = self.jobs.copies.is_loading();
-        let due = self.stock.next_fills(&self.library, is_loading, now_ns);
-        if due.is_empty() {
+        let (slots, library) = (&self.slots, &self.library);
+        let Some((id, supplied)) = self.admission.next_supply(slots, library, now_ns) else {
             return false;
+        };
+        match supplied {
+            Supplied::Memory => self.admission.load(library, &self.jobs, &id),
+            Supplied::Slot => self.fill_one(&id, now_ns),
         }
-        let any = Need::default();
-        let room = self.memory.room_for(any, &self.slots, &self.disks, now_ns);
-        let lacks = due.into_iter().map(|t| (&t.info.id, self.lack(t)));
-        let first = policy::supply_first(self.stock.present, self.held(), &room, lacks);
-        let first = first.map(|(id, supplied)| (id.clone(), supplied));
-        match &first {
-            Some((id, Supplied::Memory)) => self.load(id),
-            Some((id, Supplied::Slot)) => self.fill_one(id, now_ns),
-            None => {}
-        }
-        first.is_some()
-    }
-
-    fn lack(&self, template: &Template) -> Lack {
-        let id = &template.info.id;
-        let supply = self.stock.supply(id);
-        let loads = matches!(supply.memory, Memory::OnDisk) && supply.loads;
-        Lack {
-            need: self.memory.need(id),
-            slot_bytes: self.slot_bytes(id),
-            // An existing copy is already part of the warm stock.
-            load_bytes: loads.then_some(match supply.copy.strong_count() {
-                0 => template.loaded_bytes,
-                _ => 0,
-            }),
-        }
+        true
     }
 
     fn fill_one(&mut self, template: &str, now_ns: u64) {
-        self.stock.fill_begun(now_ns);
+        self.admission.stock.fill_begun(now_ns);
         match self.new_slot(template, Stage::Filling, None) {
             Ok((id, plan)) => self.jobs.start(id, plan),
             Err(error) => {
@@ -551,7 +494,10 @@ impl Driver {
     }
 
     pub(super) fn fill_failed(&mut self, template: &str) {
-        fill_failed(self.stock.supply_mut(template), host::monotonic_ns());
+        fill_failed(
+            self.admission.stock.supply_mut(template),
+            host::monotonic_ns(),
+        );
     }
 }
 

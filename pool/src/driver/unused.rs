@@ -76,7 +76,7 @@ impl Driver {
     /// Whether no start waits or is under way.
     pub(super) fn is_at_rest(&self) -> bool {
         let is_at_rest = |slot: &Slot| slot.stage == Stage::Warm || slot.is_settled();
-        self.queue.is_empty() && self.slots.values().all(|e| is_at_rest(&e.slot))
+        self.admission.queue.is_empty() && self.slots.values().all(|e| is_at_rest(&e.slot))
     }
 
     /// The directories of images that no sandbox and no template uses. Empty as long as there is a pause of an older

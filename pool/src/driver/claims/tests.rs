@@ -1,10 +1,10 @@
 use std::{fs, path::Path, sync::Arc};
 
 use library::images::{self, BootFiles};
-use tokio::sync::oneshot;
 
 use super::*;
 use crate::{
+    answer::Reply,
     driver::unused::tests::driver,
     lifetime::Lifetime,
     work::{Stop, base::sum_of_guest},
@@ -36,7 +36,7 @@ fn add(driver: &mut Driver, mode: PauseMode, boot: BootFiles) -> SandboxId {
 }
 
 async fn needs(driver: &mut Driver, id: &SandboxId) -> Result<PauseNeeds, PoolError> {
-    let (answer, mut needs) = oneshot::channel();
+    let (answer, mut needs) = Reply::new();
     driver.pause_needs(id, answer);
     if let Ok(needs) = needs.try_recv() {
         return needs;
@@ -150,8 +150,8 @@ async fn a_close_ends_the_jobs_that_read_large_files() {
     let (mut driver, _) = driver(root.path());
     let boot = guest(&driver.library.images().dir().join("06".repeat(32)));
     let id = add(&mut driver, PauseMode::FilesystemOnly, boot);
-    let (answer, mut needs) = oneshot::channel();
-    driver.close(crate::spec::OnClose::Keep, oneshot::channel().0);
+    let (answer, mut needs) = Reply::new();
+    driver.close(crate::spec::OnClose::Keep, Reply::new().0);
     driver.pause_needs(&id, answer);
     let report = driver.reports.recv().await.unwrap();
     driver.report(report);

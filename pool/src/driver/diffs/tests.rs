@@ -93,7 +93,7 @@ async fn neither_a_start_nor_a_template_that_does_not_fit_holds_up_the_others() 
     start(&mut driver, &other);
     driver.store_diffs();
     assert_eq!(driver.storing.as_ref().unwrap().template, small);
-    let aside = driver.disks.account.aside();
+    let aside = driver.admission.account().aside();
     assert!(aside <= 1, "{aside}");
 }
 
@@ -134,24 +134,32 @@ async fn a_load_is_tried_again_when_the_disk_has_room_and_not_if_the_diff_is_dam
     let dir = memory.parent().unwrap().to_owned();
     remove_memory(&dir);
     let load = async |driver: &mut Driver| {
-        driver.load(&id);
+        driver.admission.load(&driver.library, &driver.jobs, &id);
         let report = driver.reports.recv().await.unwrap();
         driver.report(report);
-        let supply = driver.stock.supply_mut(&id);
+        let supply = driver.admission.stock.supply_mut(&id);
         (supply.refilling, supply.loads) = (true, true);
         supply.memory.clone()
     };
-    let aside = driver.disks.account.take(u64::MAX / 2, |_| Ok::<_, ()>(()));
+    let aside = driver
+        .admission
+        .account()
+        .take(u64::MAX / 2, |_| Ok::<_, ()>(()));
     for failures in 1..4 {
         let now_ns = host::monotonic_ns();
         let memory = load(&mut driver).await;
         assert!(matches!(memory, Memory::OnDisk), "{memory:?}");
-        let supply = driver.stock.supply(&id);
+        let supply = driver.admission.stock.supply(&id);
         assert_eq!(supply.load_failures, failures);
         let retry_ns = supply.load_not_before_ns;
         let pause_ms = (retry_ns - now_ns) / 1_000_000;
         assert!(pause_ms >= 500 << (failures - 1) && pause_ms < 60_000);
-        let next = |now_ns| driver.stock.next_fills(&driver.library, false, now_ns);
+        let next = |now_ns| {
+            driver
+                .admission
+                .stock
+                .next_fills(&driver.library, false, now_ns)
+        };
         assert!(next(retry_ns - 1).is_empty());
         assert_eq!(next(retry_ns).len(), 1);
     }
@@ -161,11 +169,11 @@ async fn a_load_is_tried_again_when_the_disk_has_room_and_not_if_the_diff_is_dam
     // Huge pages need privileges.
     if nix::unistd::geteuid().is_root() {
         assert!(matches!(loaded, Memory::Loaded(_)), "{loaded:?}");
-        assert_eq!(driver.stock.supply(&id).load_failures, 0);
+        assert_eq!(driver.admission.stock.supply(&id).load_failures, 0);
     }
 
     remove_memory(&dir);
-    let supply = driver.stock.supply_mut(&id);
+    let supply = driver.admission.stock.supply_mut(&id);
     (supply.memory, supply.copy) = (Memory::OnDisk, std::sync::Weak::new());
     drop(loaded);
     let diff = dir.join(memory_diff::NAME);

@@ -7,10 +7,11 @@ use library::{
     template::Storage,
 };
 use model::{SandboxId, template_file};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use super::*;
 use crate::{
+    answer::Reply,
     cgroup::tests::no_groups,
     claim::{BaseKind, PauseNeeds},
     driver::{Setup, diffs::Storing},
@@ -125,7 +126,7 @@ async fn what_a_sandbox_on_its_way_needs_stays_until_the_move_is_given_up() {
     ];
     for id in &ids {
         fs::create_dir_all(incoming.join(id.as_str())).unwrap();
-        let (answer, held) = oneshot::channel();
+        let (answer, held) = Reply::new();
         driver.hold(id, &incoming, needs.clone(), None, answer);
         let report = driver.reports.recv().await.unwrap();
         driver.report(report);

@@ -1,18 +1,21 @@
-//! Warm stock by demand: counts creates, divides the budget, ends slots beyond a template's share, and loads and
+//! Warm stock by demand: counts creates, divides the budget, selects the slots beyond a template's share, and loads and
 //! unloads templates. [`crate::policy`] makes all decisions.
 
-use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, io, path::Path, sync::Arc, time::Duration};
 
-use library::{info::TemplateKind, template::Template};
+use library::{Library, diff::memory_length, info::TemplateKind, template::Template};
+use model::SandboxId;
 use tokio::task::spawn_blocking;
 use vmm_control::template::LoadedTemplate;
 
 use super::{
-    Driver,
+    Admission,
+    copies::CopySize,
     queue::{Pending, Want},
     stock::{self, Memory, Supply},
 };
 use crate::{
+    driver::{jobs::Jobs, slots::Slots},
     host,
     message::LoadFailed,
     policy::{self, Claim, Held, Need},
@@ -22,14 +25,16 @@ use crate::{
 
 /// Minimum interval between two divisions of the budget.
 const INTERVAL: Duration = Duration::from_millis(100);
+/// Page size of loaded templates, in bytes.
+const HUGE_PAGE: u64 = 2 << 20;
 
 /// The addresses of copies.
 type CopiesInUse = BTreeSet<*const LoadedTemplate>;
 
-impl Driver {
+impl Admission {
     /// Counts a create that a warm slot serves or could have served. Refused requests are not counted, because a caller
     /// may repeat them any number of times.
-    pub(super) fn count_create(&mut self, pending: &Pending) {
+    pub(in crate::driver) fn count_create(&mut self, pending: &Pending) {
         let Want::New {
             spec,
             template,
@@ -47,18 +52,18 @@ impl Driver {
     }
 
     /// Records a use of a template, and of its base, whose memory its clones map.
-    pub(super) fn template_used(&mut self, id: &str) {
+    pub(in crate::driver) fn template_used(&mut self, library: &Library, id: &str) {
         let now_ns = Some(host::monotonic_ns());
         self.stock.supply_mut(id).used_ns = now_ns;
-        let base = self.library.get(id).and_then(|t| t.base.as_ref());
-        if let Some(base) = self.library.iter().find(|t| Some(&t.dir) == base) {
+        let base = library.get(id).and_then(|t| t.base.as_ref());
+        if let Some(base) = library.iter().find(|t| Some(&t.dir) == base) {
             self.stock.supply_mut(&base.info.id).diff_used_ns = now_ns;
         }
     }
 
     /// Records that a slot of a template has become warm. `private` is its memory in bytes, `took` the duration of the
     /// fill.
-    pub(super) fn became_warm(&mut self, id: &str, private: u64, took: Duration) {
+    pub(in crate::driver) fn became_warm(&mut self, id: &str, private: u64, took: Duration) {
         self.memory.became_warm(id, private);
         let warm = self.stock.len(id);
         let supply = self.stock.supply_mut(id);
@@ -69,24 +74,29 @@ impl Driver {
         }
     }
 
-    /// Divides the budget of the warm stock, if something has changed since the last division.
-    pub(super) fn divide(&mut self, now_ns: u64) {
+    /// Divides the budget of the warm stock, if something has changed since the last division. Returns the slots that
+    /// must end.
+    pub(in crate::driver) fn divide(
+        &mut self,
+        slots: &Slots,
+        library: &Library,
+        now_ns: u64,
+    ) -> Vec<SandboxId> {
         let since = now_ns.saturating_sub(self.stock.divided_ns);
         if !self.stock.has_changed || u128::from(since) < INTERVAL.as_nanos() {
-            return;
+            return Vec::new();
         }
         (self.stock.has_changed, self.stock.divided_ns) = (false, now_ns);
-        let held = self.held();
-        let any = Need::default();
-        let room = self.memory.room_for(any, &self.slots, &self.disks, now_ns);
+        let held = self.held(slots);
+        let room = self.room_for(Need::default(), slots, now_ns);
         self.stock.present = self.stock.budget.within(held, room.surplus());
-        let in_use = self.copies_in_use();
-        let claims = self.claims(&in_use, now_ns);
+        let in_use = copies_in_use(slots);
+        let claims = self.claims(slots, library, &in_use, now_ns);
         // No decision about the warm stock frees these copies.
-        let taken = self.jobs.copies.taken_by(|copy| in_use.contains(&copy));
+        let taken = self.copies.taken_by(|copy| in_use.contains(&copy));
         let shares = policy::divide(self.stock.present.beside(taken), &claims);
         let mut give_back = Vec::new();
-        for ((template, claim), share) in self.library.iter().zip(claims).zip(shares) {
+        for ((template, claim), share) in library.iter().zip(claims).zip(shares) {
             let supply = self.stock.supply_mut(&template.info.id);
             let mut floor = floor(&self.config, template, supply, now_ns);
             floor.low = floor.low.max(spare(&self.config, template).low);
@@ -97,30 +107,39 @@ impl Driver {
             let is_unused = claim.is_idle && share.slots == 0;
             give_back.push((template.info.id.clone(), supply.wanted, share, is_unused));
         }
+        let mut ending = Vec::new();
         for (id, wanted, share, is_unused) in give_back {
-            self.end_surplus(&id, wanted, share.slots);
+            self.end_surplus(&id, wanted, share.slots, &mut ending);
             if !share.loads {
-                self.unload(&id, is_unused);
+                self.unload(slots, &id, is_unused, &mut ending);
             }
         }
+        ending
     }
 
-    /// Ends the warm slots of a template beyond its share. `wanted` is its share of an unlimited budget.
-    fn end_surplus(&mut self, id: &str, wanted: u32, share: u32) {
-        for slot in self.stock.surplus(id, share) {
-            let why = if self.stock.len(id) > wanted {
+    /// Adds the warm slots of a template beyond its share. `wanted` is its share of an unlimited budget.
+    fn end_surplus(&self, id: &str, wanted: u32, share: u32, ending: &mut Vec<SandboxId>) {
+        let left = (0..=self.stock.len(id)).rev();
+        for (slot, left) in self.stock.surplus(id, share).into_iter().zip(left) {
+            let why = if left > wanted {
                 "the demand for its template has fallen"
             } else {
                 "the budget has no room for it next to slots and templates that are used more"
             };
             tracing::debug!(template = id, sandbox = %slot, why, "ending a warm slot");
-            self.end(&slot);
+            ending.push(slot);
         }
     }
 
-    /// The claim of each template on the budget, in the order of [`library::Library::iter`].
-    fn claims(&self, in_use: &CopiesInUse, now_ns: u64) -> Vec<Claim> {
-        let filling = stock::filling(&self.slots);
+    /// The claim of each template on the budget, in the order of [`Library::iter`].
+    fn claims(
+        &self,
+        slots: &Slots,
+        library: &Library,
+        in_use: &CopiesInUse,
+        now_ns: u64,
+    ) -> Vec<Claim> {
+        let filling = stock::filling(slots);
         let idle = self.config.idle;
         let claim = |template: &Template| {
             let id = template.info.id.as_str();
@@ -134,7 +153,7 @@ impl Driver {
                 wanted,
                 spare: spare(&self.config, template).high,
                 has: self.stock.len(id) + filling.get(id).copied().unwrap_or(0),
-                slot_bytes: self.slot_bytes(id),
+                slot_bytes: self.slot_bytes(slots, id),
                 load_bytes: if in_use.contains(&supply.copy.as_ptr()) {
                     0
                 } else {
@@ -147,46 +166,34 @@ impl Driver {
                 is_idle: supply.is_memory_idle(now_ns, idle),
             }
         };
-        self.library.iter().map(claim).collect()
-    }
-
-    /// The copies of templates' memory that sandboxes have mapped.
-    fn copies_in_use(&self) -> CopiesInUse {
-        let is_stock = |stage| matches!(stage, Stage::Warm | Stage::Filling | Stage::Ending);
-        let sandboxes = self.slots.values().filter(|e| !is_stock(e.slot.stage));
-        sandboxes
-            .filter_map(|e| e.loaded.as_ref().map(Arc::as_ptr))
-            .collect()
+        library.iter().map(claim).collect()
     }
 
     /// Expected memory of one more warm slot of a template.
-    pub(super) fn slot_bytes(&self, id: &str) -> u64 {
-        let warm = self
-            .stock
-            .warm(id)
-            .filter_map(|id| self.slots.get(id)?.private);
+    pub(super) fn slot_bytes(&self, slots: &Slots, id: &str) -> u64 {
+        let warm = self.stock.warm(id).filter_map(|id| slots.get(id)?.private);
         self.memory.need(id).slot(warm)
     }
 
     /// The part of the budget that the warm stock uses.
-    pub(super) fn held(&self) -> Held {
+    pub(super) fn held(&self, slots: &Slots) -> Held {
         let mut held = Held::default();
-        for entry in self.slots.values() {
+        for entry in slots.values() {
             let bytes = match entry.slot.stage {
                 Stage::Warm => entry.private.unwrap_or(0),
-                Stage::Filling => self.slot_bytes(&entry.record.template.id),
+                Stage::Filling => self.slot_bytes(slots, &entry.record.template.id),
                 _ => continue,
             };
             held.slots += 1;
             held.bytes = held.bytes.saturating_add(bytes);
         }
-        held.bytes = held.bytes.saturating_add(self.jobs.copies.taken());
+        held.bytes = held.bytes.saturating_add(self.copies.taken());
         held
     }
 
     /// Starts to copy a template's memory into huge pages. Reuses a copy that VMs still map, if there is one.
-    pub(super) fn load(&mut self, id: &str) {
-        let Some(template) = self.library.get(id) else {
+    pub(in crate::driver) fn load(&mut self, library: &Library, jobs: &Jobs, id: &str) {
+        let Some(template) = library.get(id) else {
             return;
         };
         let supply = self.stock.supply_mut(id);
@@ -194,8 +201,8 @@ impl Driver {
             supply.memory = Memory::Loaded(copy);
             return;
         }
-        let dir = template.dir.clone();
-        supply.memory = match self.jobs.load(id.to_owned(), dir, template.loaded_bytes) {
+        let begun = self.begin_load(jobs, template);
+        self.stock.supply_mut(id).memory = match begun {
             Ok(()) => Memory::Loading,
             Err(error) => {
                 tracing::error!(
@@ -208,14 +215,28 @@ impl Driver {
         };
     }
 
+    fn begin_load(&mut self, jobs: &Jobs, template: &Template) -> io::Result<()> {
+        let size = CopySize {
+            length: memory_length(&template.dir)?.next_multiple_of(HUGE_PAGE),
+            taken: template.loaded_bytes,
+        };
+        let copies = self.copies.length().saturating_add(size.length);
+        jobs.load(template.info.id.clone(), template.dir.clone(), size, copies)?;
+        self.copies.begun(size);
+        Ok(())
+    }
+
     /// Handles the end of a load of the files in `dir`.
-    pub(super) fn loaded(
+    pub(in crate::driver) fn loaded(
         &mut self,
+        library: &Library,
         id: &str,
         dir: &Path,
+        size: CopySize,
         loaded: Result<Arc<LoadedTemplate>, LoadFailed>,
     ) {
-        match self.library.get(id).filter(|t| t.dir == dir) {
+        self.copies.ended(size, loaded.as_ref().ok());
+        match library.get(id).filter(|t| t.dir == dir) {
             Some(_) => {
                 let supply = self.stock.supply_mut(id);
                 supply.memory = match loaded {
@@ -251,9 +272,9 @@ impl Driver {
         }
     }
 
-    /// Drops a template's memory in huge pages, and ends the warm slots that have it mapped. The memory is freed when
-    /// the last sandbox that uses it ends.
-    fn unload(&mut self, id: &str, is_unused: bool) {
+    /// Drops a template's memory in huge pages, and adds the warm slots that have it mapped to those that must end. The
+    /// memory is freed when the last sandbox that uses it ends.
+    fn unload(&mut self, slots: &Slots, id: &str, is_unused: bool, ending: &mut Vec<SandboxId>) {
         let memory = &mut self.stock.supply_mut(id).memory;
         if let Memory::Loaded(copy) = memory {
             let copy = Arc::clone(copy);
@@ -266,23 +287,20 @@ impl Driver {
             tracing::info!(template = id, why, "unloaded a template's memory");
             let maps = |loaded: &Arc<LoadedTemplate>| Arc::ptr_eq(loaded, &copy);
             let is_stock = |stage| matches!(stage, Stage::Warm | Stage::Filling);
-            let stock = self
-                .slots
-                .ids(|e| is_stock(e.slot.stage) && e.loaded.as_ref().is_some_and(maps));
-            for slot in stock {
-                self.end(&slot);
-            }
+            let mut stock =
+                slots.ids(|e| is_stock(e.slot.stage) && e.loaded.as_ref().is_some_and(maps));
+            stock.retain(|id| !ending.contains(id));
+            ending.append(&mut stock);
             drop_on_thread(Some(copy));
         }
     }
 
     /// Adds the metrics of the warm stock.
-    pub(super) fn add_stock_stats(&self, stats: &mut PoolStats) {
-        stats.warm_bytes = self.held().bytes;
+    pub(super) fn add_stock_stats(&self, slots: &Slots, library: &Library, stats: &mut PoolStats) {
+        stats.warm_bytes = self.held(slots).bytes;
         stats.warm_limit = self.stock.budget.slots;
         stats.warm_bytes_limit = self.stock.present.bytes;
-        self.add_diff_stats(stats);
-        for template in self.library.iter() {
+        for template in library.iter() {
             let (info, supply) = (&template.info, self.stock.supply(&template.info.id));
             let stock = StockStats {
                 wanted: supply.wanted,
@@ -323,8 +341,17 @@ fn floor(config: &PoolConfig, template: &Template, supply: &Supply, now_ns: u64)
     }
 }
 
+/// The copies of templates' memory that sandboxes have mapped.
+fn copies_in_use(slots: &Slots) -> CopiesInUse {
+    let is_stock = |stage| matches!(stage, Stage::Warm | Stage::Filling | Stage::Ending);
+    let sandboxes = slots.values().filter(|e| !is_stock(e.slot.stage));
+    sandboxes
+        .filter_map(|e| e.loaded.as_ref().map(Arc::as_ptr))
+        .collect()
+}
+
 /// Drops a copy on a thread, because freeing huge pages takes time.
-pub(super) fn drop_on_thread(copy: Option<Arc<LoadedTemplate>>) {
+pub(in crate::driver) fn drop_on_thread(copy: Option<Arc<LoadedTemplate>>) {
     if copy.is_some() {
         drop(spawn_blocking(move || drop(copy)));
     }

@@ -12,7 +12,7 @@ use std::{
 use library::{Library, template::Template};
 use model::SandboxId;
 
-use super::slots::Slots;
+use crate::driver::slots::Slots;
 use crate::{
     host,
     policy::{self, Budget, Callers, Foreground},
@@ -27,11 +27,11 @@ const BACKOFF: Duration = Duration::from_millis(500);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
-pub(super) struct Stock {
+pub(in crate::driver) struct Stock {
     /// The configured budget.
-    pub(super) budget: Budget,
+    pub(in crate::driver) budget: Budget,
     /// The budget that is divided now. It is lower while sandboxes need the memory.
-    pub(super) present: Budget,
+    pub(in crate::driver) present: Budget,
     /// Maximum number of concurrent fills.
     parallel: u32,
     /// The warm slots of each template, oldest first.
@@ -41,16 +41,16 @@ pub(super) struct Stock {
     /// The supply of every other template.
     new: Supply,
     /// The callers that fills yield to.
-    pub(super) callers: Callers,
+    pub(in crate::driver) callers: Callers,
     last_fill_ns: u64,
     /// Whether the budget must be divided again.
-    pub(super) has_changed: bool,
+    pub(in crate::driver) has_changed: bool,
     /// Time of the last division of the budget, in CLOCK_MONOTONIC nanoseconds.
-    pub(super) divided_ns: u64,
+    pub(in crate::driver) divided_ns: u64,
 }
 
 impl Stock {
-    pub(super) fn new(config: &PoolConfig, parallel: u32) -> Self {
+    pub(in crate::driver) fn new(config: &PoolConfig, parallel: u32) -> Self {
         let half = || host::meminfo("MemTotal").unwrap_or(0) / 2;
         Self {
             budget: Budget {
@@ -69,25 +69,25 @@ impl Stock {
         }
     }
 
-    pub(super) fn supply(&self, template: &str) -> &Supply {
+    pub(in crate::driver) fn supply(&self, template: &str) -> &Supply {
         self.supplies.get(template).unwrap_or(&self.new)
     }
 
-    pub(super) fn supply_mut(&mut self, template: &str) -> &mut Supply {
+    pub(in crate::driver) fn supply_mut(&mut self, template: &str) -> &mut Supply {
         self.supplies.entry(template.to_owned()).or_default()
     }
 
     /// Removes the supply of a template that is being removed.
-    pub(super) fn forget(&mut self, template: &str) -> Option<Supply> {
+    pub(in crate::driver) fn forget(&mut self, template: &str) -> Option<Supply> {
         self.supplies.remove(template)
     }
 
-    pub(super) fn add(&mut self, template: &str, id: SandboxId) {
+    pub(in crate::driver) fn add(&mut self, template: &str, id: SandboxId) {
         let warm = self.warm.entry(template.to_owned()).or_default();
         warm.push_back(id);
     }
 
-    pub(super) fn remove(&mut self, id: &SandboxId) {
+    pub(in crate::driver) fn remove(&mut self, id: &SandboxId) {
         for ids in self.warm.values_mut() {
             ids.retain(|other| other != id);
         }
@@ -95,26 +95,26 @@ impl Stock {
     }
 
     /// The warm slots of a template.
-    pub(super) fn warm(&self, template: &str) -> impl Iterator<Item = &SandboxId> {
+    pub(in crate::driver) fn warm(&self, template: &str) -> impl Iterator<Item = &SandboxId> {
         self.warm.get(template).into_iter().flatten()
     }
 
-    pub(super) fn oldest(&self, template: &str) -> Option<&SandboxId> {
+    pub(in crate::driver) fn oldest(&self, template: &str) -> Option<&SandboxId> {
         self.warm.get(template)?.front()
     }
 
     /// The slot to end if room is needed: the oldest warm slot of the template with the most warm slots.
-    pub(super) fn to_evict(&self) -> Option<&SandboxId> {
+    pub(in crate::driver) fn to_evict(&self) -> Option<&SandboxId> {
         self.warm.values().max_by_key(|ids| ids.len())?.front()
     }
 
-    pub(super) fn len(&self, template: &str) -> u32 {
+    pub(in crate::driver) fn len(&self, template: &str) -> u32 {
         let warm = self.warm.get(template).map_or(0, VecDeque::len);
         u32::try_from(warm).unwrap_or(u32::MAX)
     }
 
     /// The warm slots that a template has beyond `most`, oldest first.
-    pub(super) fn surplus(&self, template: &str, most: u32) -> Vec<SandboxId> {
+    pub(in crate::driver) fn surplus(&self, template: &str, most: u32) -> Vec<SandboxId> {
         let surplus = self.len(template).saturating_sub(most);
         self.warm(template)
             .take(usize::try_from(surplus).unwrap_or(0))
@@ -123,12 +123,12 @@ impl Stock {
     }
 
     /// Whether any template's warm stock is being refilled, or may have to be.
-    pub(super) fn wants_fills(&self) -> bool {
+    pub(in crate::driver) fn wants_fills(&self) -> bool {
         self.has_changed || self.supplies.values().any(|supply| supply.refilling)
     }
 
     /// Decides for each template whether its warm stock must be refilled.
-    pub(super) fn review(&mut self, library: &Library, slots: &Slots) {
+    pub(in crate::driver) fn review(&mut self, library: &Library, slots: &Slots) {
         let filling = filling(slots);
         // A job may have reported on a template after its removal.
         self.supplies.retain(|id, _| library.get(id).is_some());
@@ -149,7 +149,7 @@ impl Stock {
     /// and spare slots last. Templates are loaded one at a time (`is_loading` if one is). Others that must be loaded
     /// wait, even after a load failed for lack of disk space, because clones that start from the disk would not share
     /// the huge pages.
-    pub(super) fn next_fills<'a>(
+    pub(in crate::driver) fn next_fills<'a>(
         &self,
         library: &'a Library,
         is_loading: bool,
@@ -171,7 +171,7 @@ impl Stock {
     /// Whether a fill may begin, if there is room for it. `is_queued` is true if callers' requests are in the queue. A
     /// build does not count as a caller: its VM boots and is saved for seconds, at a low CPU weight, while users take
     /// slots.
-    pub(super) fn may_fill(&self, slots: &Slots, is_queued: bool, now_ns: u64) -> bool {
+    pub(in crate::driver) fn may_fill(&self, slots: &Slots, is_queued: bool, now_ns: u64) -> bool {
         let is_busy = slots.values().any(|entry| {
             let is_changing = matches!(
                 entry.slot.stage,
@@ -191,26 +191,26 @@ impl Stock {
     }
 
     /// Delay after which a fill may become possible without a report.
-    pub(super) fn look_again_in(&self, now_ns: u64) -> Duration {
+    pub(in crate::driver) fn look_again_in(&self, now_ns: u64) -> Duration {
         match self.callers.busy_for(now_ns) {
             Duration::ZERO => POLL,
             busy => busy.min(POLL),
         }
     }
 
-    pub(super) fn fill_begun(&mut self, now_ns: u64) {
+    pub(in crate::driver) fn fill_begun(&mut self, now_ns: u64) {
         self.last_fill_ns = now_ns;
     }
 }
 
 /// Counts a failed fill of a template and delays its next fill. The delay grows with each failure.
-pub(super) fn fill_failed(supply: &mut Supply, now_ns: u64) {
+pub(in crate::driver) fn fill_failed(supply: &mut Supply, now_ns: u64) {
     supply.not_before_ns = back_off(&mut supply.failures, now_ns);
 }
 
 /// Counts a load that failed for lack of disk space, and delays the template's next load. The delay grows with each
 /// failure.
-pub(super) fn load_failed(supply: &mut Supply, now_ns: u64) {
+pub(in crate::driver) fn load_failed(supply: &mut Supply, now_ns: u64) {
     supply.load_not_before_ns = back_off(&mut supply.load_failures, now_ns);
 }
 
@@ -223,7 +223,7 @@ fn back_off(failures: &mut u32, now_ns: u64) -> u64 {
 }
 
 /// Counts the slots that are being filled, by template.
-pub(super) fn filling(slots: &Slots) -> BTreeMap<&str, u32> {
+pub(in crate::driver) fn filling(slots: &Slots) -> BTreeMap<&str, u32> {
     let mut filling = BTreeMap::new();
     for entry in slots.values().filter(|e| e.slot.stage == Stage::Filling) {
         *filling

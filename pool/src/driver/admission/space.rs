@@ -9,7 +9,7 @@ use std::{
 
 use library::account::{Account, SetAside};
 
-use super::{entry::Entry, slots::Slots};
+use crate::driver::{entry::Entry, slots::Slots};
 use crate::{
     host,
     policy::Space,
@@ -25,7 +25,7 @@ const BESIDES: u64 = 8 << 20;
 
 /// The parts of a running sandbox that a save writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Saving {
+pub(in crate::driver) enum Saving {
     /// The difference from its template.
     Diff,
     /// Its whole layer.
@@ -44,20 +44,20 @@ impl From<PauseMode> for Saving {
 }
 
 #[derive(Debug)]
-pub(super) struct Disks {
+pub(in crate::driver) struct Disks {
     state: PathBuf,
     /// Whether state directory and layers are on the same disk.
     is_one: bool,
     reserve: u64,
     layer_share: u64,
     /// Space that is set aside for files that jobs write into the state directory.
-    pub(super) account: Account,
+    pub(in crate::driver) account: Account,
     /// Whether a disk was below its reserve at the last check.
     is_low: bool,
 }
 
 impl Disks {
-    pub(super) fn new(config: &PoolConfig) -> Self {
+    pub(in crate::driver) fn new(config: &PoolConfig) -> Self {
         let device = |dir: &Path| fs::metadata(dir).map(|meta| meta.dev()).ok();
         let limit = config.limits.layer;
         Self {
@@ -71,12 +71,12 @@ impl Disks {
     }
 
     /// Bytes that one more sandbox is expected to need on the disk of the layers.
-    pub(super) fn layer_share(&self) -> u64 {
+    pub(in crate::driver) fn layer_share(&self) -> u64 {
         self.layer_share
     }
 
     /// The disk of the layers.
-    pub(super) fn layers(&self, slots: &Slots) -> Space {
+    pub(in crate::driver) fn layers(&self, slots: &Slots) -> Space {
         let saved = |entry: &Entry| if self.is_one { to_save(entry) } else { 0 };
         let promised = slots.values().map(|e| self.to_grow(e) + saved(e));
         let aside = if self.is_one { self.account.aside() } else { 0 };
@@ -97,7 +97,7 @@ impl Disks {
     }
 
     /// Tells jobs how much space to leave for sandboxes.
-    pub(super) fn publish(&self, slots: &Slots) {
+    pub(in crate::driver) fn publish(&self, slots: &Slots) {
         self.account.publish(self.promised(slots));
     }
 
@@ -124,7 +124,7 @@ impl Disks {
     ///
     /// # Errors
     /// Returns a description of the shortage if that many bytes are not free.
-    pub(super) fn room_to_save(
+    pub(in crate::driver) fn room_to_save(
         &self,
         slots: &Slots,
         entry: &Entry,
@@ -151,7 +151,11 @@ impl Disks {
     ///
     /// # Errors
     /// Returns a description of the shortage if that many bytes are not free.
-    pub(super) fn set_aside(&self, slots: &Slots, bytes: u64) -> Result<SetAside, String> {
+    pub(in crate::driver) fn set_aside(
+        &self,
+        slots: &Slots,
+        bytes: u64,
+    ) -> Result<SetAside, String> {
         let check = |aside| self.room_for(slots, bytes, aside);
         self.account.take(bytes, check)
     }
@@ -164,7 +168,7 @@ impl Disks {
     }
 
     /// Logs once when a disk falls below its reserve, and once when both disks are above it again.
-    pub(super) fn watch(&mut self, slots: &Slots) {
+    pub(in crate::driver) fn watch(&mut self, slots: &Slots) {
         let spaces = [
             self.snapshots(slots, self.account.aside()),
             self.layers(slots),

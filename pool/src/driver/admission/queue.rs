@@ -4,9 +4,10 @@ use std::{collections::VecDeque, sync::Arc};
 
 use model::SandboxId;
 
-use super::slots::Slots;
+use crate::driver::slots::Slots;
 use crate::{
-    message::{Answer, Unclaimed},
+    answer::Answer,
+    message::Unclaimed,
     policy::{Places, StartFor},
     slot::Stage,
     spec::{CreateSpec, Priority},
@@ -14,16 +15,16 @@ use crate::{
 };
 
 #[derive(Debug)]
-pub(super) struct Pending {
-    pub(super) want: Want,
+pub(in crate::driver) struct Pending {
+    pub(in crate::driver) want: Want,
     /// Time of the call, in CLOCK_MONOTONIC nanoseconds.
-    pub(super) accepted_ns: u64,
+    pub(in crate::driver) accepted_ns: u64,
     /// A resume by traffic that waits for room.
-    pub(super) awaits_room: bool,
+    pub(in crate::driver) awaits_room: bool,
 }
 
 #[derive(Debug)]
-pub(super) enum Want {
+pub(in crate::driver) enum Want {
     New {
         spec: Box<CreateSpec>,
         /// Id of the template. For a fork, the id of the source's template.
@@ -36,7 +37,7 @@ pub(super) enum Want {
 }
 
 impl Pending {
-    pub(super) fn start_for(&self) -> StartFor {
+    pub(in crate::driver) fn start_for(&self) -> StartFor {
         match &self.want {
             Want::New { spec, .. } if spec.priority == Priority::Background => StartFor::Build,
             Want::New { .. } => StartFor::Create,
@@ -46,7 +47,7 @@ impl Pending {
 }
 
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(in crate::driver) struct Queue {
     /// Requests in order of arrival. Requests that can be served overtake those that cannot.
     pending: VecDeque<Pending>,
     /// Maximum number of concurrent starts.
@@ -54,14 +55,14 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub(super) fn new(cores: u32) -> Self {
+    pub(in crate::driver) fn new(cores: u32) -> Self {
         Self {
             pending: VecDeque::new(),
             places: cores.saturating_mul(2),
         }
     }
 
-    pub(super) fn push(&mut self, want: Want, accepted_ns: u64) {
+    pub(in crate::driver) fn push(&mut self, want: Want, accepted_ns: u64) {
         self.pending.push_back(Pending {
             want,
             accepted_ns,
@@ -70,31 +71,31 @@ impl Queue {
     }
 
     /// Puts back a request that must keep waiting.
-    pub(super) fn put_back(&mut self, pending: Pending) {
+    pub(in crate::driver) fn put_back(&mut self, pending: Pending) {
         self.pending.push_back(pending);
     }
 
-    pub(super) fn take_all(&mut self) -> VecDeque<Pending> {
+    pub(in crate::driver) fn take_all(&mut self) -> VecDeque<Pending> {
         std::mem::take(&mut self.pending)
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::driver) fn is_empty(&self) -> bool {
         self.pending.is_empty()
     }
 
     /// Number of resumes by traffic that wait for room.
-    pub(super) fn awaiting_room(&self) -> usize {
+    pub(in crate::driver) fn awaiting_room(&self) -> usize {
         self.pending.iter().filter(|p| p.awaits_room).count()
     }
 
     /// Whether a request waits that does not come from a build.
-    pub(super) fn has_callers(&self) -> bool {
+    pub(in crate::driver) fn has_callers(&self) -> bool {
         let mut pending = self.pending.iter();
         pending.any(|pending| pending.start_for() != StartFor::Build)
     }
 
     /// The places for starts, with the ones that starts under way hold.
-    pub(super) fn places(&self, slots: &Slots) -> Places {
+    pub(in crate::driver) fn places(&self, slots: &Slots) -> Places {
         let mut places = Places {
             all: self.places,
             ..Places::default()

@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, time::Duration};
 use library::Library;
 use model::SandboxId;
 
-use super::{slots::Slots, space::Disks};
+use super::space::Disks;
+use crate::driver::slots::Slots;
 use crate::{
     host,
     policy::{Need, Room},
@@ -19,7 +20,7 @@ const FRESH: Duration = Duration::from_millis(20);
 const MEASURED_AT_ONCE: usize = 64;
 
 #[derive(Debug)]
-pub(super) struct MemoryLedger {
+pub(in crate::driver) struct MemoryLedger {
     reserve: u64,
     max_slots: u32,
     /// Expected need of each template whose sandboxes or warm slots have been measured.
@@ -32,7 +33,7 @@ pub(super) struct MemoryLedger {
 }
 
 impl MemoryLedger {
-    pub(super) fn new(config: &PoolConfig) -> Self {
+    pub(in crate::driver) fn new(config: &PoolConfig) -> Self {
         Self {
             reserve: config.memory_reserve.0,
             max_slots: config.max_sandboxes,
@@ -44,24 +45,24 @@ impl MemoryLedger {
     }
 
     /// Expected memory of a sandbox of this template.
-    pub(super) fn need(&self, template: &str) -> Need {
+    pub(in crate::driver) fn need(&self, template: &str) -> Need {
         self.needs.get(template).copied().unwrap_or_default()
     }
 
     /// The largest need of any template, in bytes.
-    pub(super) fn largest_need(&self) -> u64 {
+    pub(in crate::driver) fn largest_need(&self) -> u64 {
         let needs = self.needs.values().map(|need| need.expected);
         needs.max().unwrap_or(Need::default().expected)
     }
 
     /// Updates the need of a template from a slot that has become warm with `private` bytes.
-    pub(super) fn became_warm(&mut self, template: &str, private: u64) {
+    pub(in crate::driver) fn became_warm(&mut self, template: &str, private: u64) {
         let need = self.needs.entry(template.to_owned()).or_default();
         need.warm(private);
     }
 
     /// Host resources available to one more sandbox with this need.
-    pub(super) fn room_for(
+    pub(in crate::driver) fn room_for(
         &mut self,
         need: Need,
         slots: &Slots,
@@ -99,7 +100,7 @@ impl MemoryLedger {
     }
 
     /// Measures some of the running sandboxes, and updates the templates' needs from the latest measurements of all.
-    pub(super) fn measure(&mut self, slots: &mut Slots, library: &Library) {
+    pub(in crate::driver) fn measure(&mut self, slots: &mut Slots, library: &Library) {
         let mut running = slots.ids(|e| e.slot.stage == Stage::Running);
         running.sort_unstable();
         let last = self.measured_up_to.take();

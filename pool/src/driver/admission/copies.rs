@@ -15,7 +15,7 @@ pub(crate) struct CopySize {
 
 /// Copies that are being made, and copies that a template or a VM uses.
 #[derive(Debug)]
-pub(super) struct Copies<T = LoadedTemplate> {
+pub(in crate::driver) struct Copies<T = LoadedTemplate> {
     /// Sizes of the copies that are being made.
     under_way: Vec<CopySize>,
     made: Vec<(Weak<T>, CopySize)>,
@@ -31,12 +31,12 @@ impl<T> Default for Copies<T> {
 }
 
 impl<T> Copies<T> {
-    pub(super) fn begun(&mut self, size: CopySize) {
+    pub(in crate::driver) fn begun(&mut self, size: CopySize) {
         self.under_way.push(size);
     }
 
     /// Records the end of a load, and the copy that it made, if any.
-    pub(super) fn ended(&mut self, size: CopySize, copy: Option<&Arc<T>>) {
+    pub(in crate::driver) fn ended(&mut self, size: CopySize, copy: Option<&Arc<T>>) {
         if let Some(at) = self.under_way.iter().position(|other| *other == size) {
             self.under_way.swap_remove(at);
         }
@@ -45,22 +45,22 @@ impl<T> Copies<T> {
             .extend(copy.map(|copy| (Arc::downgrade(copy), size)));
     }
 
-    pub(super) fn is_loading(&self) -> bool {
+    pub(in crate::driver) fn is_loading(&self) -> bool {
         !self.under_way.is_empty()
     }
 
     /// Memory of all copies, in bytes.
-    pub(super) fn taken(&self) -> u64 {
+    pub(in crate::driver) fn taken(&self) -> u64 {
         self.sizes().map(|size| size.taken).sum()
     }
 
     /// Upper bound of the memory of all copies, in bytes.
-    pub(super) fn length(&self) -> u64 {
+    pub(in crate::driver) fn length(&self) -> u64 {
         self.sizes().map(|size| size.length).sum()
     }
 
     /// Memory of the existing copies that `is_among` selects, in bytes.
-    pub(super) fn taken_by(&self, is_among: impl Fn(*const T) -> bool) -> u64 {
+    pub(in crate::driver) fn taken_by(&self, is_among: impl Fn(*const T) -> bool) -> u64 {
         self.made(is_among).map(|size| size.taken).sum()
     }
 
