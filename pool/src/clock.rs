@@ -41,7 +41,7 @@ impl Reading {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     last: Reading,
 }

@@ -15,6 +15,7 @@ mod catalog;
 mod claims;
 mod diffs;
 pub(crate) mod entry;
+mod followers;
 mod jobs;
 mod making;
 mod queries;
@@ -23,14 +24,10 @@ mod reports;
 mod requests;
 mod slots;
 mod starts;
+mod stopping;
 mod unused;
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    path::PathBuf,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use model::SandboxId;
 use tokio::{sync::mpsc, task::JoinHandle};
@@ -39,24 +36,24 @@ use entry::Entry;
 use library::Library;
 
 use crate::{
-    answer::Reply,
     cgroup::{FormerServers, Groups},
     clock::{Clock, Reading},
     host,
-    lifetime::UnixMs,
-    message::{Report, Request, SandboxRequest},
+    message::{Report, Request},
     recover::Leftovers,
     slot::{Effects, Event, Next, Operation, Slot, Stage, Unexpected, decide},
-    spec::{Change, ChangeKind, Ended, OnClose, PoolConfig, PoolStats},
+    spec::{ChangeKind, Ended, OnClose, PoolConfig, PoolStats},
     state_dir::StateLock,
-    work::{Stop, base::Held, needs::GuestSums},
+    work::{base::Held, needs::GuestSums},
 };
 use admission::Admission;
 use adoptions::Adoptions;
 use diffs::Storing;
+use followers::Followers;
 use jobs::Jobs;
 use rebuilds::Running;
 use slots::Slots;
+use stopping::Stopping;
 
 /// How often sandboxes are measured. Also the longest delay until the driver notices that the wall clock was set.
 const TICK: Duration = Duration::from_secs(1);
@@ -67,9 +64,7 @@ pub(crate) struct Driver {
     host_boot_id: String,
     requests: mpsc::Receiver<Request>,
     reports: mpsc::UnboundedReceiver<Report>,
-    ended: mpsc::UnboundedSender<Ended>,
-    /// From the configuration. `None` if nothing follows the pool's changes.
-    changes: Option<mpsc::UnboundedSender<Change>>,
+    followers: Followers,
     jobs: Jobs,
     library: Library,
     /// Whether a slot or template has ended since the last search for unused images.
@@ -84,10 +79,7 @@ pub(crate) struct Driver {
     storing: Option<Storing>,
     slots: Slots,
     adoptions: Adoptions,
-    /// Requests that waited for a change and must be decided again.
-    ready: VecDeque<(SandboxId, SandboxRequest)>,
     admission: Admission,
-    clock: Clock,
     counters: PoolStats,
     /// Number of fork snapshots so far; the name of each directory contains its number.
     forks: u64,
@@ -104,21 +96,6 @@ pub(crate) struct Driver {
     /// Whether a change may allow a start or a fill to begin.
     look_again: bool,
     lock: StateLock,
-}
-
-#[derive(Debug, Default)]
-struct Stopping {
-    /// New creates are refused.
-    is_draining: bool,
-    /// Callers of drain and settle. They get their response when no start is queued and no sandbox is being changed.
-    /// Adoptions of running sandboxes are not waited for, because an unresponsive VMM can delay them for a long time.
-    drained: Vec<Reply<()>>,
-    /// Set by close: no start, save or fill begins, and warm slots end.
-    closing: Option<OnClose>,
-    /// Set by close. Tells jobs that read large files to stop.
-    jobs: Stop,
-    /// Callers of close. They get their response when the driver ends.
-    closed: Vec<Reply<()>>,
 }
 
 #[derive(Debug)]
@@ -165,8 +142,10 @@ impl Driver {
             host_boot_id: setup.host_boot_id,
             requests: setup.requests,
             reports,
-            ended: setup.ended,
-            changes,
+            followers: Followers {
+                ended: setup.ended,
+                changes,
+            },
             jobs,
             library: setup.library,
             images_may_be_unused: true,
@@ -174,11 +153,9 @@ impl Driver {
             removal: None,
             rebuilding: None,
             storing: None,
-            slots: Slots::new(setup.entries),
+            slots: Slots::new(setup.entries, setup.clock),
             adoptions,
-            ready: VecDeque::new(),
             admission,
-            clock: setup.clock,
             counters: PoolStats::default(),
             forks: 0,
             forks_name: format!("{:x}", host::unix_ns()),
@@ -212,7 +189,7 @@ impl Driver {
                 request = self.requests.recv() => match request {
                     Some(request) => self.request(request),
                     // Every handle was dropped: VMs keep running, and the next server adopts them.
-                    None if self.stopping.closing.is_none() => break,
+                    None if !self.stopping.is_closing() => break,
                     None => {}
                 },
                 _ = tick.tick() => self.tick(),
@@ -226,15 +203,13 @@ impl Driver {
             // removed.
             let _ = removal.await;
         }
-        if let Some(on_close) = self.stopping.closing {
+        if let Some(on_close) = self.stopping.closing() {
             if on_close != OnClose::HandOver {
                 self.jobs.groups.close();
             }
             // Must precede the response: the caller may start the next server at once.
             drop(self.lock);
-            for closed in self.stopping.closed {
-                closed.send(());
-            }
+            self.stopping.has_closed();
         }
     }
 
@@ -243,26 +218,24 @@ impl Driver {
     fn settle(&mut self) {
         self.adopt();
         self.expire();
-        while let Some((id, request)) = self.ready.pop_front() {
+        while let Some((id, request)) = self.slots.next_ready() {
             self.decide(id, request);
         }
         if std::mem::take(&mut self.look_again) {
             self.serve_queue();
-            if self.stopping.closing.is_none() {
+            if !self.stopping.is_closing() {
                 self.fill();
             }
         }
         self.admission.publish(&self.slots);
-        if !self.stopping.drained.is_empty() && self.is_drained() {
-            for drained in self.stopping.drained.drain(..) {
-                drained.send(());
-            }
+        if self.stopping.is_awaited() && self.is_drained() {
+            self.stopping.has_settled();
         }
     }
 
     /// How long to sleep if no message arrives.
     fn timer(&self) -> Duration {
-        let fills = self.stopping.closing.is_none() && self.admission.stock.wants_fills();
+        let fills = !self.stopping.is_closing() && self.admission.stock.wants_fills();
         let longest = if fills {
             self.admission.stock.look_again_in(host::monotonic_ns())
         } else {
@@ -270,14 +243,14 @@ impl Driver {
         };
         let longest = longest.min(self.adoptions.timer().unwrap_or(longest));
         let due = self.slots.next_due().map(|due| {
-            let left = due.saturating_sub(self.clock.now());
+            let left = due.saturating_sub(self.slots.clock.now());
             Duration::from_millis(left)
         });
         due.map_or(longest, |due| due.min(longest))
     }
 
     fn tick(&mut self) {
-        if let Some(step_ms) = self.clock.follow(Reading::now()) {
+        if let Some(step_ms) = self.slots.clock.follow(Reading::now()) {
             tracing::warn!(
                 step_ms,
                 "the wall clock was set: moving the deadlines of all sandboxes by the same amount"
@@ -287,7 +260,7 @@ impl Driver {
         self.look_again = true;
         self.admission.measure(&mut self.slots, &self.library);
         self.remove_unused();
-        if self.former_servers == FormerServers::Left && self.stopping.closing.is_none() {
+        if self.former_servers == FormerServers::Left && !self.stopping.is_closing() {
             // Remains so until the report arrives.
             self.former_servers = FormerServers::Gone;
             self.jobs.remove_former_servers();
@@ -306,9 +279,9 @@ impl Driver {
 
     /// Acts on expired deadlines.
     fn expire(&mut self) {
-        let now = self.clock.now();
-        for id in self.slots.due(now) {
-            if self.stopping.closing.is_some() {
+        let now = self.slots.clock.now();
+        for id in self.slots.due() {
+            if self.stopping.is_closing() {
                 return;
             }
             let decided = self
@@ -319,7 +292,7 @@ impl Driver {
                 continue;
             };
             tracing::info!(sandbox = %id, action = ?event, "deadline reached");
-            self.add_event(&id, now, "deadline reached");
+            self.slots.add_event(&id, "deadline reached");
             match event {
                 Event::Pause(mode) => self.pause(&id, mode, None),
                 _ => self.end(&id),
@@ -329,8 +302,7 @@ impl Driver {
 
     /// Applies an event to a slot, performs its effects, and queues the slot's waiting requests for a new decision.
     fn event(&mut self, id: &SandboxId, event: Event) -> Result<Stage, Unexpected> {
-        let now = self.clock.now();
-        let moved = self.slots.apply(id, event, now)?;
+        let moved = self.slots.apply(id, event)?;
         tracing::debug!(sandbox = %id, ?event, from = ?moved.from, to = ?moved.to, "slot");
         if moved.from == Stage::Warm {
             self.admission.stock.remove(id);
@@ -347,11 +319,7 @@ impl Driver {
         }
         self.look_again = true;
         self.perform(id, moved.effects);
-        if let Some(entry) = self.slots.get_mut(id) {
-            let waiting = entry.waiting.drain(..);
-            self.ready
-                .extend(waiting.map(|request| (id.clone(), request)));
-        }
+        self.slots.stop_waiting(id);
         Ok(moved.to)
     }
 
@@ -392,7 +360,7 @@ impl Driver {
                 };
                 self.changed(id, kind);
             }
-            entry.removed(id, &self.ended);
+            self.followers.ended(entry.removed(id));
         }
     }
 
@@ -400,13 +368,6 @@ impl Driver {
     fn end(&mut self, id: &SandboxId) {
         // Every stage accepts a kill.
         let _ = self.event(id, Event::Kill);
-    }
-
-    /// Adds a life event to a sandbox.
-    fn add_event(&mut self, id: &SandboxId, now: UnixMs, what: impl Into<String>) {
-        if let Some(entry) = self.slots.get_mut(id) {
-            entry.add_event(now, what);
-        }
     }
 
     fn is_drained(&self) -> bool {
@@ -428,7 +389,7 @@ impl Driver {
 
     fn is_closed(&self) -> bool {
         let mut slots = self.slots.values();
-        let is_done = match self.stopping.closing {
+        let is_done = match self.stopping.closing() {
             None => false,
             Some(_) if self.publishing > 0 || self.rebuilding.is_some() => false,
             Some(OnClose::Keep | OnClose::HandOver) => {

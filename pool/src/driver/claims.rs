@@ -35,6 +35,7 @@ impl Driver {
     /// Sets a claim. For a running sandbox this happens immediately, as for a policy. For a paused one a job does it,
     /// because the record is synced.
     pub(super) fn set_claim(&mut self, id: &SandboxId, request: SandboxRequest) {
+        let offset_ms = self.slots.clock.offset_ms();
         let Some(entry) = self.slots.get_mut(id) else {
             return request.refuse(PoolError::not_found(id));
         };
@@ -56,7 +57,7 @@ impl Driver {
                 .jobs
                 .run(move || Report::Claimed(id, claim, dir.rewrite_pause(&record)));
         }
-        record.set_lifetime(entry.slot.lifetime, self.clock.offset_ms());
+        record.set_lifetime(entry.slot.lifetime, offset_ms);
         let written = entry.dir.write(&record, Durability::Process);
         if written.is_ok() {
             entry.record = record;
@@ -116,7 +117,7 @@ impl Driver {
             pause: entry.dir.pause(),
             images: self.library.images().clone(),
             sums: self.guest_sums.clone(),
-            stop: self.stopping.jobs.clone(),
+            stop: self.stopping.jobs(),
         })
     }
 
@@ -167,7 +168,7 @@ impl Driver {
             fetched,
             vmm: vmm.map(|vmm| vmm.path().to_owned()),
             to: incoming.join(id.as_str()),
-            stop: self.stopping.jobs.clone(),
+            stop: self.stopping.jobs(),
         };
         self.publishing += 1;
         self.jobs
@@ -208,7 +209,7 @@ impl Driver {
         needs: &PauseNeeds,
         gives: GivesBase,
     ) -> Result<(), PoolError> {
-        if self.stopping.is_draining {
+        if self.stopping.is_draining() {
             return Err(PoolError::Draining);
         }
         self.may_save()?;
@@ -232,7 +233,7 @@ impl Driver {
         answer: Answer<()>,
     ) {
         let named = match &needs {
-            _ if self.stopping.closing.is_some() => Err(PoolError::Draining),
+            _ if self.stopping.is_closing() => Err(PoolError::Draining),
             Some(needs) => is_named(needs).map_err(lacks),
             None => Ok(()),
         };
@@ -251,7 +252,7 @@ impl Driver {
             claim,
             missing_vmm: missing_vmm.map(|why| (vmms, why)),
             host_boot_id: self.host_boot_id.clone(),
-            stop: self.stopping.jobs.clone(),
+            stop: self.stopping.jobs(),
         };
         // No record names the files yet that the sandbox needs.
         self.publishing += 1;
@@ -286,9 +287,8 @@ impl Driver {
         let slot = Slot::recovered(Stage::Paused(mode), record.lifetime);
         self.slots
             .insert(id.clone(), Entry::recovered(slot, dir, record, None));
-        let now = self.clock.now();
-        self.slots.has_new_vm(&id, now);
-        self.add_event(&id, now, "taken over from another node");
+        self.slots.has_new_vm(&id);
+        self.slots.add_event(&id, "taken over from another node");
         self.changed(&id, ChangeKind::Arrived);
         self.look_again = true;
     }

@@ -51,7 +51,7 @@ impl Driver {
     /// Removes memory files that no VM needs, and begins to store the memory of the next template. This also runs on a
     /// busy server: a start that lacks a memory file makes it.
     pub(super) fn store_diffs(&mut self) {
-        if self.stopping.closing.is_some() || !self.adoptions.is_swept() {
+        if self.stopping.is_closing() || !self.adoptions.is_swept() {
             return;
         }
         let now_ns = host::monotonic_ns();

@@ -4,7 +4,6 @@ use std::{collections::VecDeque, os::fd::OwnedFd, os::unix::net::UnixStream, syn
 
 use library::durable::Durability;
 use model::{SandboxId, Timeline};
-use tokio::sync::mpsc;
 use vmm_control::template::LoadedTemplate;
 
 use crate::{
@@ -199,8 +198,8 @@ impl Entry {
         self.generation > 0
     }
 
-    /// Responds to every request that still waits for the removed slot, and reports the end of its sandbox.
-    pub(crate) fn removed(self, id: &SandboxId, ended: &mpsc::UnboundedSender<Ended>) {
+    /// Responds to every request that still waits for the removed slot. Returns the end of its sandbox, if it had one.
+    pub(crate) fn removed(self, id: &SandboxId) -> Option<Ended> {
         let was_leased = self.was_leased();
         if let Some(serving) = self.serving {
             serving.refuse(PoolError::not_found(id));
@@ -215,12 +214,9 @@ impl Entry {
         if let Some(kill) = self.kill {
             kill.send(self.not_removed.map_or(Ok(()), Err));
         }
-        if was_leased {
-            // The receiver may have been dropped.
-            let _ = ended.send(Ended {
-                id: id.clone(),
-                why: self.died,
-            });
-        }
+        was_leased.then(|| Ended {
+            id: id.clone(),
+            why: self.died,
+        })
     }
 }

@@ -73,9 +73,7 @@ impl Driver {
     }
 
     fn plan_disk(&mut self, spec: DiskSpec, disk: Bytes) -> Result<DiskPlan, PoolError> {
-        if self.stopping.closing.is_some() {
-            return Err(PoolError::Draining);
-        }
+        self.stopping.check()?;
         let size = Size {
             memory: spec.memory,
             vcpus: spec.vcpus,
@@ -120,9 +118,7 @@ impl Driver {
     }
 
     fn plan_copy(&mut self, reference: &str) -> Result<CopyPlan, PoolError> {
-        if self.stopping.closing.is_some() {
-            return Err(PoolError::Draining);
-        }
+        self.stopping.check()?;
         let missing = || PoolError::NoTemplate(reference.to_owned());
         let template = self.library.find(reference).ok_or_else(missing)?;
         let origin = template.origin_of_copy().ok_or_else(missing)?;
@@ -213,8 +209,7 @@ impl Driver {
         let kept = origin.and_then(|origin| self.keep_template(template, names, origin));
         if let Ok(kept) = &kept {
             let what = format!("template {} was made", kept.info.id);
-            let now = self.clock.now();
-            self.add_event(id, now, what);
+            self.slots.add_event(id, what);
         }
         self.publish(template, kept, answer);
     }

@@ -92,18 +92,12 @@ impl Driver {
 
     /// Reports a change to the follower of the pool, if there is one.
     pub(super) fn changed(&mut self, id: &SandboxId, kind: ChangeKind) {
-        let Some(changes) = &self.changes else {
-            return;
-        };
-        let change = Change {
-            at: self.clock.now(),
+        self.followers.changed(Change {
+            at: self.slots.clock.now(),
             id: id.clone(),
             kind,
             sandbox: self.slots.get(id).and_then(|e| e.sandbox(id)),
-        };
-        if changes.send(change).is_err() {
-            self.changes = None;
-        }
+        });
     }
 
     fn history(&self, id: &SandboxId) -> Result<(Sandbox, Vec<LifeEvent>), PoolError> {

@@ -38,7 +38,7 @@ impl Driver {
     pub(super) fn rebuild(&mut self) {
         let now_ns = host::monotonic_ns();
         if self.rebuilding.is_some()
-            || self.stopping.closing.is_some()
+            || self.stopping.is_closing()
             || !self.adoptions.is_swept()
             || !self.admission.queue.is_empty()
         {
@@ -139,7 +139,7 @@ impl Driver {
 
     pub(super) fn rebuilt(&mut self, id: &str, result: Result<Outcome, String>) {
         self.rebuilding = None;
-        if self.stopping.closing.is_some() {
+        if self.stopping.is_closing() {
             return;
         }
         let result = result.and_then(|outcome| match outcome {

@@ -153,8 +153,8 @@ impl Driver {
 
     /// Responds to the request that a start, lease or resume served, now that the sandbox runs.
     fn hand_over(&mut self, id: &SandboxId) {
-        let now = self.clock.now();
-        self.slots.has_new_vm(id, now);
+        let now = self.slots.clock.now();
+        self.slots.has_new_vm(id);
         let Some(entry) = self.slots.get_mut(id) else {
             return;
         };
@@ -203,7 +203,7 @@ impl Driver {
     }
 
     fn resumed(&mut self, id: &SandboxId, request: SandboxRequest) {
-        let now = self.clock.now();
+        let now = self.slots.clock.now();
         let set_deadline = |entry: &mut Entry, timeout_s: Option<u32>| {
             let timeout_s = timeout_s.unwrap_or(entry.slot.lifetime.resume_timeout_s());
             entry.slot.set_deadline(now, timeout_s);
@@ -321,7 +321,7 @@ impl Driver {
     }
 
     fn is_paused(&mut self, id: &SandboxId) {
-        let now = self.clock.now();
+        let now = self.slots.clock.now();
         let Some(entry) = self.slots.get_mut(id) else {
             return;
         };

@@ -41,11 +41,8 @@ impl Driver {
                 answer,
             } => self.create(spec, accepted_ns, answer),
             Request::Sandbox(id, request) => self.decide(id, request),
-            Request::Drain(drained) => {
-                self.stopping.is_draining = true;
-                self.stopping.drained.push(drained);
-            }
-            Request::Settle(settled) => self.stopping.drained.push(settled),
+            Request::Drain(drained) => self.stopping.drain(drained),
+            Request::Settle(settled) => self.stopping.settle(settled),
             Request::Close(on_close, closed) => self.close(on_close, closed),
             question => self.answer(question),
         }
@@ -56,7 +53,7 @@ impl Driver {
             self.admission.stock.callers.asked(accepted_ns);
         }
         let template = match self.library.find(&spec.template) {
-            _ if self.stopping.is_draining => Err(PoolError::Draining),
+            _ if self.stopping.is_draining() => Err(PoolError::Draining),
             None => Err(PoolError::NoTemplate(spec.template.clone())),
             Some(template) => check_note(&spec.note).map(|()| template.info.id.clone()),
         };
@@ -75,7 +72,7 @@ impl Driver {
 
     /// Decides on a request that depends on the sandbox's state, and acts on the decision.
     pub(super) fn decide(&mut self, id: SandboxId, request: SandboxRequest) {
-        let now = self.clock.now();
+        let now = self.slots.clock.now();
         let decided = match self.slots.get(&id) {
             Some(entry) => decide(&entry.slot, request.operation(), now).and_then(|next| {
                 let claim = entry.record.claim.as_ref();
@@ -173,7 +170,7 @@ impl Driver {
 
     /// Moves the deadline of a sandbox. Returns whether it changed.
     fn set_deadline(&mut self, id: &SandboxId, change: TimeoutChange, timeout_s: u32) -> bool {
-        let now = self.clock.now();
+        let now = self.slots.clock.now();
         let moved = self.slots.update(id, |entry| match change {
             TimeoutChange::Extend => entry.slot.extend_deadline(now, timeout_s),
             TimeoutChange::Renew { until } => entry.slot.renew_deadline(now, timeout_s, until),
@@ -213,6 +210,7 @@ impl Driver {
     /// Writes the record with the current lifetime, then responds to `after`. If a write is already under way, another
     /// one follows it.
     pub(super) fn write_record(&mut self, id: &SandboxId, after: Vec<AfterWrite>) {
+        let offset_ms = self.slots.clock.offset_ms();
         let Some(entry) = self.slots.get_mut(id) else {
             return;
         };
@@ -220,7 +218,6 @@ impl Driver {
             let next = entry.writes.next.get_or_insert_default();
             return next.extend(after);
         }
-        let offset_ms = self.clock.offset_ms();
         entry.record.set_lifetime(entry.slot.lifetime, offset_ms);
         let (dir, record) = (entry.dir.clone(), entry.record.clone());
         if self.event(id, Event::WriteBegun).is_err() {
@@ -245,12 +242,13 @@ impl Driver {
         note: String,
     ) -> Result<(), PoolError> {
         check_note(&note)?;
+        let (now, offset_ms) = (self.slots.clock.now(), self.slots.clock.offset_ms());
         let entry = self
             .slots
             .get_mut(id)
             .ok_or_else(|| PoolError::not_found(id))?;
         let mut record = entry.record.clone();
-        record.set_lifetime(entry.slot.lifetime, self.clock.offset_ms());
+        record.set_lifetime(entry.slot.lifetime, offset_ms);
         record.policy = policy;
         record.note = note.into();
         let changed = entry
@@ -261,7 +259,7 @@ impl Driver {
         match changed {
             Ok(()) => {
                 entry.record = record;
-                entry.add_event(self.clock.now(), "network policy replaced");
+                entry.add_event(now, "network policy replaced");
                 self.changed(id, ChangeKind::Updated);
                 Ok(())
             }
@@ -286,7 +284,7 @@ impl Driver {
         request: SandboxRequest,
     ) {
         self.admission.stock.callers.asked(host::monotonic_ns());
-        if self.stopping.closing.is_some() {
+        if self.stopping.is_closing() {
             return request.refuse(PoolError::Draining);
         }
         if self.event(&id, Event::QueueResume).is_err() {
@@ -311,10 +309,10 @@ impl Driver {
         if self.event(id, Event::Pause(mode)).is_err() {
             return self.pause_failed(id, PoolError::not_found(id), answer);
         }
+        let offset_ms = self.slots.clock.offset_ms();
         let Some(entry) = self.slots.get_mut(id) else {
             return;
         };
-        let offset_ms = self.clock.offset_ms();
         entry.record.set_lifetime(entry.slot.lifetime, offset_ms);
         entry.serving = answer.map(|a| Serving::Request(SandboxRequest::Pause(mode, a)));
         let plan = PausePlan {
@@ -334,9 +332,10 @@ impl Driver {
         error: PoolError,
         answer: Option<Answer<()>>,
     ) {
-        let now = self.clock.now();
+        let now = self.slots.clock.now();
         tracing::error!(sandbox = %id, %error, "cannot pause the sandbox");
-        self.add_event(id, now, format!("the pause failed: {error}"));
+        self.slots
+            .add_event(id, format!("the pause failed: {error}"));
         self.slots
             .update(id, |entry| entry.slot.postpone_pause(now));
         if let Some(answer) = answer {
@@ -412,7 +411,7 @@ impl Driver {
         purpose: SnapshotFor,
         request: SandboxRequest,
     ) {
-        if self.stopping.closing.is_some() {
+        if self.stopping.is_closing() {
             return request.refuse(PoolError::Draining);
         }
         let Ok(stage) = self.event(id, Event::Snapshot) else {
@@ -496,14 +495,9 @@ impl Driver {
     }
 
     pub(super) fn close(&mut self, on_close: OnClose, closed: Reply<()>) {
-        self.stopping.is_draining = true;
-        self.stopping.jobs.set();
-        self.stopping.closed.push(closed);
-        if self.stopping.closing != Some(OnClose::Kill) {
-            self.stopping.closing = Some(on_close);
-            if on_close != OnClose::Kill {
-                self.adoptions.stop();
-            }
+        self.stopping.close(on_close, closed);
+        if self.stopping.closing() != Some(OnClose::Kill) {
+            self.adoptions.stop();
         }
         self.look_again = true;
         self.stop_rebuild();

@@ -1,15 +1,17 @@
 //! The table of all slots, their ordered deadlines, and the user ids of VMs.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use model::SandboxId;
 use vmm_control::VmUser;
 
 use super::entry::Entry;
 use crate::{
+    clock::Clock,
     error::PoolError,
     host,
     lifetime::UnixMs,
+    message::SandboxRequest,
     slot::{Effects, Event, Stage, Unexpected, transition},
 };
 
@@ -20,6 +22,10 @@ pub(super) struct Slots {
     deadlines: BTreeSet<(UnixMs, SandboxId)>,
     /// The user id at which the search for a free one begins.
     next_user: u32,
+    /// Requests that waited for a change and must be decided again.
+    ready: VecDeque<(SandboxId, SandboxRequest)>,
+    /// The time to which deadlines refer.
+    pub(super) clock: Clock,
     /// Number of times that a sandbox got a VM from this server, including adopted VMs.
     generations: u64,
 }
@@ -32,13 +38,15 @@ pub(super) struct Moved {
 }
 
 impl Slots {
-    pub(super) fn new(found: Vec<(SandboxId, Entry)>) -> Self {
+    pub(super) fn new(found: Vec<(SandboxId, Entry)>, clock: Clock) -> Self {
         let random = host::random().map_or(0, u32::from_ne_bytes);
         let users = VmUser::POOL.end - VmUser::POOL.start;
         let mut slots = Self {
             generations: u64::try_from(found.len()).unwrap_or(u64::MAX),
             entries: HashMap::new(),
             deadlines: BTreeSet::new(),
+            ready: VecDeque::new(),
+            clock,
             // Random, so that another server on this host is unlikely to use the same user ids.
             next_user: VmUser::POOL.start + random % users,
         };
@@ -125,12 +133,8 @@ impl Slots {
     ///
     /// # Errors
     /// Returns [`Unexpected`] if the slot does not exist or its stage does not accept the event.
-    pub(super) fn apply(
-        &mut self,
-        id: &SandboxId,
-        event: Event,
-        now: UnixMs,
-    ) -> Result<Moved, Unexpected> {
+    pub(super) fn apply(&mut self, id: &SandboxId, event: Event) -> Result<Moved, Unexpected> {
+        let now = self.clock.now();
         let moved = self.update(id, |entry| {
             let from = entry.slot.stage;
             let (slot, effects) = transition(entry.slot, event, now)?;
@@ -141,8 +145,31 @@ impl Slots {
         moved.unwrap_or(Err(Unexpected))
     }
 
-    /// Ids of the sandboxes whose deadline has expired at `now`.
-    pub(super) fn due(&self, now: UnixMs) -> Vec<SandboxId> {
+    /// Queues the requests that waited for a change of this slot.
+    pub(super) fn stop_waiting(&mut self, id: &SandboxId) {
+        if let Some(entry) = self.entries.get_mut(id) {
+            let waiting = entry.waiting.drain(..);
+            self.ready
+                .extend(waiting.map(|request| (id.clone(), request)));
+        }
+    }
+
+    /// The next request that must be decided again.
+    pub(super) fn next_ready(&mut self) -> Option<(SandboxId, SandboxRequest)> {
+        self.ready.pop_front()
+    }
+
+    /// Adds a life event to a sandbox.
+    pub(super) fn add_event(&mut self, id: &SandboxId, what: impl Into<String>) {
+        let now = self.clock.now();
+        if let Some(entry) = self.entries.get_mut(id) {
+            entry.add_event(now, what);
+        }
+    }
+
+    /// Ids of the sandboxes whose deadline has expired.
+    pub(super) fn due(&self) -> Vec<SandboxId> {
+        let now = self.clock.now();
         let passed = self.deadlines.iter().take_while(|(due, _)| *due <= now);
         passed.map(|(_, id)| id.clone()).collect()
     }
@@ -153,8 +180,9 @@ impl Slots {
     }
 
     /// Records that the slot's VM now serves a sandbox, and gives it the next generation number.
-    pub(super) fn has_new_vm(&mut self, id: &SandboxId, now: UnixMs) {
+    pub(super) fn has_new_vm(&mut self, id: &SandboxId) {
         self.generations += 1;
+        let now = self.clock.now();
         if let Some(entry) = self.entries.get_mut(id) {
             entry.has_new_vm(self.generations, now);
         }

@@ -61,7 +61,7 @@ impl Driver {
 
     /// Serves or refuses one queued request. Returns the request if it must keep waiting.
     fn place(&mut self, mut pending: Pending) -> Option<Pending> {
-        if self.stopping.closing.is_some() {
+        if self.stopping.is_closing() {
             self.refuse(pending.want, PoolError::Draining);
             return None;
         }
@@ -119,8 +119,8 @@ impl Driver {
     /// Handles a refused or failed resume: the sandbox stays paused.
     pub(super) fn resume_failed(&mut self, id: &SandboxId, by: FailedBy, error: PoolError) {
         tracing::warn!(sandbox = %id, %error, "the resume failed");
-        let now = self.clock.now();
-        self.add_event(id, now, format!("the resume failed: {error}"));
+        self.slots
+            .add_event(id, format!("the resume failed: {error}"));
         let entry = self.slots.get_mut(id);
         let (serving, loaded) = entry.map_or((None, None), |e| (e.serving.take(), e.loaded.take()));
         // A paused sandbox has no VM that maps it.
@@ -144,6 +144,7 @@ impl Driver {
             answer.send(Err(PoolError::not_found(&id)));
             return;
         }
+        let clock = self.slots.clock;
         let Some(entry) = self.slots.get_mut(&id) else {
             return;
         };
@@ -152,7 +153,7 @@ impl Driver {
             // A warm slot always has open connections. If one is missing, ending the slot refuses the create.
             return self.end(&id);
         };
-        entry.record.take_settings(*spec, &self.clock);
+        entry.record.take_settings(*spec, &clock);
         entry.slot.lifetime = entry.record.lifetime;
         self.counters.warm_hits += 1;
         let template = &entry.record.template.id;
@@ -227,7 +228,7 @@ impl Driver {
             Priority::Normal => StartFor::Create,
             Priority::Background => StartFor::Build,
         };
-        plan.lease(spec, &self.clock, timeline);
+        plan.lease(spec, &self.slots.clock, timeline);
         if let Some(entry) = self.slots.get_mut(&id) {
             entry.start_for = start_for;
             entry.record.priority = plan.record.priority;
@@ -544,7 +545,7 @@ mod tests {
                 lifetime: Lifetime::default(),
                 policy: Policy::of_lists(DefaultEgress::Deny, &[], &[]),
             };
-            plan.lease(spec, &driver.clock, Timeline::default());
+            plan.lease(spec, &driver.slots.clock, Timeline::default());
             assert_eq!(plan.timeout, wanted);
             assert_eq!(plan.record.priority, priority);
         }

@@ -27,7 +27,7 @@ impl Driver {
         let is_removing = self.removal.as_ref().is_some_and(|r| !r.is_finished());
         if self.keeps_unused
             || is_removing
-            || self.stopping.closing.is_some()
+            || self.stopping.is_closing()
             || self.publishing > 0
             || !self.is_at_rest()
         {
