@@ -13,24 +13,24 @@ pub(crate) mod admission;
 mod adoptions;
 mod catalog;
 mod claims;
-mod diffs;
 pub(crate) mod entry;
+#[cfg(test)]
+mod fixtures;
 mod followers;
 mod jobs;
 mod making;
 mod queries;
-mod rebuilds;
 mod reports;
 mod requests;
 mod slots;
 mod starts;
 mod stopping;
-mod unused;
+pub(crate) mod upkeep;
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use model::SandboxId;
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::sync::mpsc;
 
 use entry::Entry;
 use library::Library;
@@ -44,16 +44,15 @@ use crate::{
     slot::{Effects, Event, Next, Operation, Slot, Stage, Unexpected, decide},
     spec::{ChangeKind, Ended, OnClose, PoolConfig, PoolStats},
     state_dir::StateLock,
-    work::{base::Held, needs::GuestSums},
+    work::rebuild::Outcome,
 };
 use admission::Admission;
 use adoptions::Adoptions;
-use diffs::Storing;
 use followers::Followers;
 use jobs::Jobs;
-use rebuilds::Running;
 use slots::Slots;
 use stopping::Stopping;
+use upkeep::{Around, Upkeep};
 
 /// How often sandboxes are measured. Also the longest delay until the driver notices that the wall clock was set.
 const TICK: Duration = Duration::from_secs(1);
@@ -67,16 +66,7 @@ pub(crate) struct Driver {
     followers: Followers,
     jobs: Jobs,
     library: Library,
-    /// Whether a slot or template has ended since the last search for unused images.
-    images_may_be_unused: bool,
-    /// Set if a record or template could not be read. Nothing is removed then, because the files may yet be repaired.
-    keeps_unused: bool,
-    /// The latest task that removes unused files.
-    removal: Option<JoinHandle<()>>,
-    /// The rebuild under way.
-    rebuilding: Option<Running>,
-    /// The template whose memory is being stored as a diff.
-    storing: Option<Storing>,
+    upkeep: Upkeep,
     slots: Slots,
     adoptions: Adoptions,
     admission: Admission,
@@ -86,11 +76,6 @@ pub(crate) struct Driver {
     /// The prefix of these names. It differs from the prefix of previous servers, whose directories are still being
     /// removed.
     forks_name: String,
-    /// Number of templates and renames that are being written to disk.
-    publishing: u32,
-    guest_sums: GuestSums,
-    /// Files needed by sandboxes that are moving to this server, by directory, until the sandboxes have links to them.
-    held: BTreeMap<PathBuf, Held>,
     former_servers: FormerServers,
     stopping: Stopping,
     /// Whether a change may allow a start or a fill to begin.
@@ -148,20 +133,13 @@ impl Driver {
             },
             jobs,
             library: setup.library,
-            images_may_be_unused: true,
-            keeps_unused: setup.keeps_unused,
-            removal: None,
-            rebuilding: None,
-            storing: None,
+            upkeep: Upkeep::new(&config, setup.keeps_unused),
             slots: Slots::new(setup.entries, setup.clock),
             adoptions,
             admission,
             counters: PoolStats::default(),
             forks: 0,
             forks_name: format!("{:x}", host::unix_ns()),
-            publishing: 0,
-            guest_sums: GuestSums::default(),
-            held: BTreeMap::new(),
             former_servers: FormerServers::Gone,
             stopping: Stopping::default(),
             look_again: true,
@@ -196,13 +174,9 @@ impl Driver {
                 () = tokio::time::sleep(timer) => self.look_again = true,
             }
         }
-        self.end_rebuild().await;
-        self.end_storing().await;
-        if let Some(removal) = self.removal.take() {
-            // The task logs its own errors. It must end before the next server starts, which may need the files being
-            // removed.
-            let _ = removal.await;
-        }
+        self.upkeep.end_rebuild(&mut self.reports).await;
+        self.upkeep.end_storing().await;
+        self.upkeep.end_removal().await;
         if let Some(on_close) = self.stopping.closing() {
             if on_close != OnClose::HandOver {
                 self.jobs.groups.close();
@@ -265,8 +239,57 @@ impl Driver {
             self.former_servers = FormerServers::Gone;
             self.jobs.remove_former_servers();
         }
-        self.rebuild();
-        self.store_diffs();
+        self.begin_upkeep();
+    }
+
+    /// Removes files that nothing needs. No record names the files of a start or of a new template before it is
+    /// complete, and after the pool has begun to close, the next server decides with its own VMM and templates.
+    fn remove_unused(&mut self) {
+        let is_at_rest = |slot: &Slot| slot.stage == Stage::Warm || slot.is_settled();
+        if !self.stopping.is_closing()
+            && self.admission.queue.is_empty()
+            && self.slots.values().all(|e| is_at_rest(&e.slot))
+        {
+            self.upkeep.remove_unused(&mut self.library, &self.slots);
+        }
+    }
+
+    /// Begins rebuilds, and stores memory as diffs.
+    fn begin_upkeep(&mut self) {
+        if self.stopping.is_closing() || !self.adoptions.is_swept() {
+            return;
+        }
+        let mut around = Around {
+            slots: &self.slots,
+            admission: &mut self.admission,
+            jobs: &self.jobs,
+        };
+        self.upkeep.rebuild(&mut self.library, &mut around);
+        self.upkeep
+            .store_diffs(&mut self.library, &around, &self.reports);
+    }
+
+    /// Records the end of a rebuild.
+    fn rebuilt(&mut self, id: &str, result: Result<Outcome, String>) {
+        if self.stopping.is_closing() {
+            return self.upkeep.rebuild_stopped();
+        }
+        if self.upkeep.rebuilt(&mut self.library, id, result) {
+            let former = self.admission.stock.supply_mut(id).files_replaced();
+            self.jobs.change_templates(move || drop(former));
+            self.end_stock(id);
+        }
+    }
+
+    /// Ends the warm slots of a template, including the ones that are being filled.
+    fn end_stock(&mut self, template: &str) {
+        let is_stock = |stage| matches!(stage, Stage::Warm | Stage::Filling);
+        let stock = self
+            .slots
+            .ids(|e| e.record.template.id == template && is_stock(e.slot.stage));
+        for slot in stock {
+            self.end(&slot);
+        }
     }
 
     /// Moves all deadlines, and writes the records of running sandboxes.
@@ -346,7 +369,7 @@ impl Driver {
             && let Some(mut entry) = self.slots.remove(id)
         {
             admission::demand::drop_on_thread(entry.loaded.take());
-            self.images_may_be_unused = true;
+            self.upkeep.look_for_unused_images();
             match &entry.died {
                 Some(why) => tracing::warn!(sandbox = %id, why, "sandbox ended on its own"),
                 None if entry.was_leased() => tracing::info!(sandbox = %id, "ended"),
@@ -391,7 +414,7 @@ impl Driver {
         let mut slots = self.slots.values();
         let is_done = match self.stopping.closing() {
             None => false,
-            Some(_) if self.publishing > 0 || self.rebuilding.is_some() => false,
+            Some(_) if self.upkeep.is_busy() => false,
             Some(OnClose::Keep | OnClose::HandOver) => {
                 let mut all = self.slots.iter();
                 self.adoptions.is_idle() && all.all(|(id, e)| self.is_left(id, &e.slot))

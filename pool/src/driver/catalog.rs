@@ -74,7 +74,7 @@ impl Driver {
     ) {
         match kept {
             Ok(new) => {
-                self.publishing += 1;
+                self.upkeep.job_begins();
                 self.jobs.publish(new.records, new.info, new.taken, answer);
             }
             Err(e) => {
@@ -88,7 +88,7 @@ impl Driver {
     }
 
     pub(super) fn published(&mut self, published: Published) {
-        self.publishing -= 1;
+        self.upkeep.job_ended();
         let Published {
             template,
             taken,
@@ -120,13 +120,13 @@ impl Driver {
     /// Writes renamed templates to disk, then responds.
     fn rename(&mut self, renamed: Result<library::Renamed, LibraryError>, answer: Answer<()>) {
         if let Some((renamed, answer)) = answer.or_refuse(renamed) {
-            self.publishing += 1;
+            self.upkeep.job_begins();
             self.jobs.rename(renamed.records, renamed.former, answer);
         }
     }
 
     pub(super) fn renamed(&mut self, renamed: Renamed) {
-        self.publishing -= 1;
+        self.upkeep.job_ended();
         let Renamed {
             former,
             written,
@@ -153,8 +153,8 @@ impl Driver {
         self.end_stock(&id);
         let supply = self.admission.stock.forget(&id);
         let record = self.library.forget(&id);
-        self.images_may_be_unused = true;
-        let storing = self.take_storing(&id);
+        self.upkeep.look_for_unused_images();
+        let storing = self.upkeep.take_storing(&id);
         self.jobs.change_templates(move || {
             // Freeing huge pages takes time.
             drop(supply);

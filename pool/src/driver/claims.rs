@@ -99,7 +99,7 @@ impl Driver {
     /// Responds with the files that a sandbox needs on another server.
     pub(super) fn pause_needs(&mut self, id: &SandboxId, answer: Answer<PauseNeeds>) {
         if let Some((plan, answer)) = answer.or_refuse(self.needs_plan(id)) {
-            self.publishing += 1;
+            self.upkeep.job_begins();
             self.jobs
                 .run(move || Report::Needs(plan.run().map(Box::new), answer));
         }
@@ -116,7 +116,7 @@ impl Driver {
             mode,
             pause: entry.dir.pause(),
             images: self.library.images().clone(),
-            sums: self.guest_sums.clone(),
+            sums: self.upkeep.guest_sums().clone(),
             stop: self.stopping.jobs(),
         })
     }
@@ -126,9 +126,9 @@ impl Driver {
         needed: Result<Box<Needed>, PoolError>,
         answer: Answer<PauseNeeds>,
     ) {
-        self.publishing -= 1;
+        self.upkeep.job_ended();
         let needs = needed.map(|needed| {
-            self.guest_sums.extend(needed.summed);
+            self.upkeep.add_guest_sum(needed.summed);
             needed.needs
         });
         answer.send(needs);
@@ -139,7 +139,7 @@ impl Driver {
         let plan = self.pause_files(id).and_then(|_| self.needs_plan(id));
         if let Some((plan, answer)) = answer.or_refuse(plan) {
             // A memory file made from a diff is kept until it has been opened.
-            self.publishing += 1;
+            self.upkeep.job_begins();
             let restorer = self.jobs.restorer();
             self.jobs.run(move || {
                 let opened = plan.base(restorer).and_then(|base| base.run());
@@ -170,7 +170,7 @@ impl Driver {
             to: incoming.join(id.as_str()),
             stop: self.stopping.jobs(),
         };
-        self.publishing += 1;
+        self.upkeep.job_begins();
         self.jobs
             .run(move || Report::Held(plan.to.clone(), plan.run(), answer));
     }
@@ -181,14 +181,18 @@ impl Driver {
         held: Result<Option<Held>, PoolError>,
         answer: Answer<bool>,
     ) {
-        self.publishing -= 1;
+        self.upkeep.job_ended();
         let is_here = held.map(|held| {
             let is_here = held.is_some();
-            self.held.extend(held.map(|held| (dir, held)));
+            if let Some(held) = held {
+                self.upkeep.hold(dir, held);
+            }
             is_here
         });
         // A base that has just arrived and is not held is unused.
-        self.images_may_be_unused |= is_here.is_err();
+        if is_here.is_err() {
+            self.upkeep.look_for_unused_images();
+        }
         answer.send(is_here);
     }
 
@@ -255,7 +259,7 @@ impl Driver {
             stop: self.stopping.jobs(),
         };
         // No record names the files yet that the sandbox needs.
-        self.publishing += 1;
+        self.upkeep.job_begins();
         self.jobs.run(move || Report::Taken(id, plan.run(), answer));
     }
 
@@ -265,7 +269,7 @@ impl Driver {
         taken: Result<Option<Box<Record>>, PoolError>,
         answer: Answer<()>,
     ) {
-        self.publishing -= 1;
+        self.upkeep.job_ended();
         let result = taken.map(|record| {
             if let Some(record) = record {
                 self.arrived(id, *record);

@@ -34,7 +34,7 @@ impl Driver {
     fn begin_disk(&mut self, spec: DiskSpec, disk: Bytes, answer: Answer<TemplateInfo>) {
         let plan = self.plan_disk(spec, disk);
         if let Some((plan, answer)) = answer.or_refuse(plan) {
-            self.publishing += 1;
+            self.upkeep.job_begins();
             self.jobs.add_disk(plan, answer);
         }
     }
@@ -112,7 +112,7 @@ impl Driver {
     pub(super) fn copy_of(&mut self, reference: &str, answer: Answer<TemplateInfo>) {
         let plan = self.plan_copy(reference);
         if let Some((plan, answer)) = answer.or_refuse(plan) {
-            self.publishing += 1;
+            self.upkeep.job_begins();
             self.jobs.copy_template(plan, answer);
         }
     }
@@ -143,7 +143,7 @@ impl Driver {
     }
 
     pub(super) fn files_added(&mut self, added: FilesAdded) {
-        self.publishing -= 1;
+        self.upkeep.job_ended();
         let FilesAdded { id, added, answer } = added;
         let added = added.map_err(PoolError::from);
         let kept = added.and_then(|origin| self.keep_template(&id, Vec::new(), origin));

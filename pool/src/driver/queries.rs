@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use library::{info::TemplateKind, template::Template};
+use library::{info::TemplateKind, template::Storage, template::Template, vmms::VmmId};
 use model::{SandboxId, template_file};
 use netisolation::{Isolation, TapIndex};
 use tokio::task::spawn_blocking;
@@ -15,7 +15,10 @@ use crate::{
     message::Request,
     network,
     slot::{Refusal, Stage},
-    spec::{Change, ChangeKind, Installed, LifeEvent, PoolStats, Sandbox, SandboxState, Usage},
+    spec::{
+        Change, ChangeKind, Installed, LifeEvent, PauseMode, PoolStats, Sandbox, SandboxState,
+        Usage, VmmUse,
+    },
     work::{WorkError, save::record_working_set},
 };
 
@@ -181,6 +184,43 @@ impl Driver {
         installed.collect()
     }
 
+    /// The uses of every kept VMM.
+    fn vmm_uses(&self) -> BTreeMap<VmmId, VmmUse> {
+        let mut uses: BTreeMap<VmmId, VmmUse> = BTreeMap::new();
+        uses.entry(self.library.vmms().current().clone())
+            .or_default()
+            .is_present = true;
+        for entry in self.slots.values() {
+            let Some(id) = &entry.record.vmm_id else {
+                continue;
+            };
+            match entry.slot.state() {
+                Some(SandboxState::Paused(PauseMode::FilesystemOnly)) => {}
+                Some(SandboxState::Paused(PauseMode::Memory)) => {
+                    uses.entry(id.clone()).or_default().paused += 1;
+                }
+                Some(SandboxState::Running) | None => {
+                    uses.entry(id.clone()).or_default().running += 1;
+                }
+            }
+        }
+        let has_memory = |t: &&Template| t.info.kind != TemplateKind::Disk;
+        for template in self.library.iter().filter(has_memory) {
+            uses.entry(template.vmm.clone()).or_default().templates += 1;
+        }
+        uses
+    }
+
+    fn add_diff_stats(&self, stats: &mut PoolStats) {
+        for template in self.library.iter() {
+            if let Storage::Diff(stored) = &template.storage {
+                stats.memory_diffs += 1;
+                stats.memory_diff_bytes += stored.bytes;
+                stats.memory_diff_memory_bytes += stored.header.loaded_bytes;
+            }
+        }
+    }
+
     fn stats(&mut self) -> PoolStats {
         let has_vm = |s| {
             matches!(
@@ -208,6 +248,7 @@ impl Driver {
         };
         self.admission
             .add_stats(&self.slots, &self.library, &mut stats);
+        self.upkeep.add_stats(&mut stats);
         self.add_diff_stats(&mut stats);
         stats
     }

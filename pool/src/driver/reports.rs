@@ -40,7 +40,7 @@ impl Driver {
             Report::Claimed(id, claim, result) => self.claimed(&id, claim, result),
             Report::Needs(needed, answer) => self.needed(needed, answer),
             Report::BaseOpened(opened, answer) => {
-                self.publishing -= 1;
+                self.upkeep.job_ended();
                 answer.send(opened);
             }
             Report::Held(dir, held, answer) => self.is_held(dir, held, answer),
@@ -63,11 +63,11 @@ impl Driver {
             Report::Released(counters) => network::add(&mut self.counters.network, &counters),
             Report::Asking(id) => self.adoptions.asks(&id),
             Report::Adopted(id, result) => self.adopted(&id, result),
-            Report::Rebuilding(vm) => self.rebuilding(vm),
+            Report::Rebuilding(vm) => self.upkeep.rebuilding(vm),
             Report::Rebuilt(id, result) => self.rebuilt(&id, result),
             Report::Swept => self.adoptions.swept(),
             Report::ServersLeft(left) => self.former_servers = left,
-            Report::Stored(template, stored) => self.stored(&template, stored),
+            Report::Stored(id, stored) => self.upkeep.stored(&mut self.library, &id, stored),
             Report::Loaded(template, dir, size, loaded) => {
                 let library = &self.library;
                 self.admission

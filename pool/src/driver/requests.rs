@@ -500,7 +500,7 @@ impl Driver {
             self.adoptions.stop();
         }
         self.look_again = true;
-        self.stop_rebuild();
+        self.upkeep.stop_rebuild();
         let doomed = self
             .slots
             .ids(|e| on_close == OnClose::Kill || !e.slot.is_leased());

@@ -525,7 +525,7 @@ mod tests {
     use netisolation::{DefaultEgress, Policy};
 
     use super::*;
-    use crate::{driver::unused::tests::driver, lifetime::Lifetime, spec::Init};
+    use crate::{driver::fixtures::driver, lifetime::Lifetime, spec::Init};
 
     #[tokio::test]
     async fn a_build_has_as_much_more_time_to_boot_as_it_has_less_cpu_time() {

@@ -5,7 +5,7 @@ use library::images::{self, BootFiles};
 use super::*;
 use crate::{
     answer::Reply,
-    driver::unused::tests::driver,
+    driver::fixtures::driver,
     lifetime::Lifetime,
     work::{Stop, base::sum_of_guest},
 };

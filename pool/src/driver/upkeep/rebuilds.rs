@@ -11,13 +11,13 @@ use std::{
     time::Duration,
 };
 
-use library::rebuilt::RebuildState;
+use library::{Library, rebuilt::RebuildState};
+use tokio::sync::mpsc;
 
-use super::Driver;
+use super::{Around, Upkeep};
 use crate::{
     host,
     message::Report,
-    slot::Stage,
     work::rebuild::{Outcome, RebuildPlan},
 };
 
@@ -33,37 +33,33 @@ pub(super) struct Running {
     vm: Option<Arc<OwnedFd>>,
 }
 
-impl Driver {
+impl Upkeep {
     /// Begins to examine or rebuild the next template, unless more important work is under way.
-    pub(super) fn rebuild(&mut self) {
+    pub(in crate::driver) fn rebuild(&mut self, library: &mut Library, around: &mut Around) {
         let now_ns = host::monotonic_ns();
-        if self.rebuilding.is_some()
-            || self.stopping.is_closing()
-            || !self.adoptions.is_swept()
-            || !self.admission.queue.is_empty()
-        {
+        if self.rebuilding.is_some() || !around.admission.queue.is_empty() {
             return;
         }
         let is_due = |state, not_before_ns| match state {
             RebuildState::Waiting | RebuildState::Failed => not_before_ns <= now_ns,
             RebuildState::Running | RebuildState::Current | RebuildState::Kept => false,
         };
-        let next = self.library.iter().find_map(|template| {
+        let next = library.iter().find_map(|template| {
             let rebuild = template.rebuild.as_ref()?;
             is_due(rebuild.state, rebuild.not_before_ns).then(|| template.info.id.clone())
         });
         if let Some(id) = next {
-            self.begin_rebuild(&id, now_ns);
+            self.begin_rebuild(library, around, &id, now_ns);
         }
     }
 
-    fn begin_rebuild(&mut self, id: &str, now_ns: u64) {
-        let current = self.library.vmms().current().clone();
-        let Ok(vmm) = self.library.vmms_mut().get(&current) else {
+    fn begin_rebuild(&mut self, library: &mut Library, around: &mut Around, id: &str, now_ns: u64) {
+        let current = library.vmms().current().clone();
+        let Ok(vmm) = library.vmms_mut().get(&current) else {
             return;
         };
-        let images = self.library.images().clone();
-        let Some(template) = self.library.get_mut(id) else {
+        let images = library.images().clone();
+        let Some(template) = library.get_mut(id) else {
             return;
         };
         let Some(rebuild) = &mut template.rebuild else {
@@ -75,8 +71,8 @@ impl Driver {
             .memory
             .0
             .saturating_add(self.config.limits.memory_overhead.0);
-        let slots = &self.slots;
-        let Some(room) = self.admission.room_for_rebuild(id, bytes, slots, now_ns) else {
+        let (admission, slots) = (&mut *around.admission, around.slots);
+        let Some(room) = admission.room_for_rebuild(id, bytes, slots, now_ns) else {
             return;
         };
         rebuild.state = RebuildState::Running;
@@ -88,11 +84,11 @@ impl Driver {
             made_by: template.vmm.clone(),
             vmm,
             images,
-            groups: Arc::clone(&self.jobs.groups),
+            groups: Arc::clone(&around.jobs.groups),
             stop: Arc::clone(&stop),
         };
         self.rebuilding = Some(Running { stop, vm: None });
-        let reporter = self.jobs.reporter.clone();
+        let reporter = around.jobs.reporter.clone();
         // Needs its own thread, because a thread's lowered priority cannot be raised again.
         let begun = thread::Builder::new().spawn(move || {
             let on_vmm = |vm| drop(reporter.send(Report::Rebuilding(vm)));
@@ -101,12 +97,13 @@ impl Driver {
             let _ = reporter.send(Report::Rebuilt(plan.id, result));
         });
         if let Err(error) = begun {
-            self.rebuilt(id, Err(error.to_string()));
+            self.rebuilding = None;
+            self.rebuild_failed(library, id, &error.to_string());
         }
     }
 
     /// Ends the rebuild under way, because the pool closes.
-    pub(super) fn stop_rebuild(&mut self) {
+    pub(in crate::driver) fn stop_rebuild(&mut self) {
         if let Some(running) = &self.rebuilding {
             running.stop.store(true, Ordering::SeqCst);
             if let Some(vm) = &running.vm {
@@ -115,7 +112,7 @@ impl Driver {
         }
     }
 
-    pub(super) fn rebuilding(&mut self, vm: Arc<OwnedFd>) {
+    pub(in crate::driver) fn rebuilding(&mut self, vm: Arc<OwnedFd>) {
         let Some(running) = &mut self.rebuilding else {
             return;
         };
@@ -126,10 +123,13 @@ impl Driver {
     }
 
     /// Ends the rebuild under way and waits for its thread, because the next server may use the directory immediately.
-    pub(super) async fn end_rebuild(&mut self) {
+    pub(in crate::driver) async fn end_rebuild(
+        &mut self,
+        reports: &mut mpsc::UnboundedReceiver<Report>,
+    ) {
         self.stop_rebuild();
         while self.rebuilding.is_some() {
-            match self.reports.recv().await {
+            match reports.recv().await {
                 Some(Report::Rebuilding(vm)) => self.rebuilding(vm),
                 Some(Report::Rebuilt(..)) | None => self.rebuilding = None,
                 Some(_) => {}
@@ -137,14 +137,24 @@ impl Driver {
         }
     }
 
-    pub(super) fn rebuilt(&mut self, id: &str, result: Result<Outcome, String>) {
+    /// Forgets the rebuild under way, whose result the next server does not need.
+    pub(in crate::driver) fn rebuild_stopped(&mut self) {
         self.rebuilding = None;
-        if self.stopping.is_closing() {
-            return;
-        }
-        let result = result.and_then(|outcome| match outcome {
-            Outcome::Current => Ok(RebuildState::Current),
-            Outcome::Impossible(why) => {
+    }
+
+    /// Records the end of a rebuild. Returns whether sandboxes of the template now start from other files, so that its
+    /// warm slots must end.
+    pub(in crate::driver) fn rebuilt(
+        &mut self,
+        library: &mut Library,
+        id: &str,
+        result: Result<Outcome, String>,
+    ) -> bool {
+        self.rebuilding = None;
+        let mut is_replaced = false;
+        let state = match result {
+            Ok(Outcome::Current) => Ok(RebuildState::Current),
+            Ok(Outcome::Impossible(why)) => {
                 tracing::info!(
                     template = id,
                     why,
@@ -152,53 +162,49 @@ impl Driver {
                 );
                 Ok(RebuildState::Kept)
             }
-            Outcome::Built(dir, vmm) => {
-                self.library.replace(id, &dir, vmm)?;
-                let former = self.admission.stock.supply_mut(id).files_replaced();
-                self.jobs.change_templates(move || drop(former));
-                self.counters.rebuilt += 1;
+            Ok(Outcome::Built(dir, vmm)) => library.replace(id, &dir, vmm).map(|()| {
+                self.rebuilt += 1;
                 self.images_may_be_unused = true;
-                self.end_stock(id);
                 tracing::info!(
                     template = id,
                     dir = %dir.display(),
                     "rebuilt an installed template: new sandboxes start from it"
                 );
-                Ok(RebuildState::Current)
-            }
-        });
-        let Some(rebuild) = self.library.get_mut(id).and_then(|t| t.rebuild.as_mut()) else {
-            return;
+                is_replaced = true;
+                RebuildState::Current
+            }),
+            Err(why) => Err(why),
         };
-        match result {
-            Ok(state) => rebuild.state = state,
-            Err(why) => {
-                rebuild.state = RebuildState::Failed;
-                let delay = FIRST_DELAY
-                    .saturating_mul(1 << rebuild.failures.min(16))
-                    .min(LONGEST_DELAY);
-                rebuild.failures = rebuild.failures.saturating_add(1);
-                let delay_ns = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
-                rebuild.not_before_ns = host::monotonic_ns().saturating_add(delay_ns);
-                self.counters.rebuilds_failed += 1;
-                tracing::error!(
-                    template = id,
-                    why,
-                    again_in_s = delay.as_secs(),
-                    "cannot rebuild an installed template: its sandboxes keep starting from the old files"
-                );
-            }
+        match state {
+            Ok(state) => set_state(library, id, state),
+            Err(why) => self.rebuild_failed(library, id, &why),
         }
+        is_replaced
     }
 
-    /// Ends the warm slots of a template, including the ones that are being filled.
-    pub(super) fn end_stock(&mut self, template: &str) {
-        let is_stock = |stage| matches!(stage, Stage::Warm | Stage::Filling);
-        let stock = self
-            .slots
-            .ids(|e| e.record.template.id == template && is_stock(e.slot.stage));
-        for slot in stock {
-            self.end(&slot);
-        }
+    fn rebuild_failed(&mut self, library: &mut Library, id: &str, why: &str) {
+        let Some(rebuild) = library.get_mut(id).and_then(|t| t.rebuild.as_mut()) else {
+            return;
+        };
+        rebuild.state = RebuildState::Failed;
+        let delay = FIRST_DELAY
+            .saturating_mul(1 << rebuild.failures.min(16))
+            .min(LONGEST_DELAY);
+        rebuild.failures = rebuild.failures.saturating_add(1);
+        let delay_ns = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
+        rebuild.not_before_ns = host::monotonic_ns().saturating_add(delay_ns);
+        self.rebuilds_failed += 1;
+        tracing::error!(
+            template = id,
+            why,
+            again_in_s = delay.as_secs(),
+            "cannot rebuild an installed template: its sandboxes keep starting from the old files"
+        );
+    }
+}
+
+fn set_state(library: &mut Library, id: &str, state: RebuildState) {
+    if let Some(rebuild) = library.get_mut(id).and_then(|t| t.rebuild.as_mut()) {
+        rebuild.state = state;
     }
 }

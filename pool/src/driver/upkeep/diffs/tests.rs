@@ -7,7 +7,11 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::{
-    driver::unused::tests::{draft, driver},
+    driver::{
+        Driver,
+        admission::stock::Memory,
+        fixtures::{draft, driver},
+    },
     record::{Record, SlotDir},
     slot::Slot,
 };
@@ -56,19 +60,19 @@ async fn a_job_whose_thread_panicked_lets_the_next_one_begin() {
     let (mut driver, id) = swept(root.path()).await;
     let draft = draft(&driver, &id);
     is_due(&mut driver, &id, 1);
-    driver.storing = Some(Storing::idle(&id));
-    let ended = |driver: &Driver| driver.storing.as_ref().unwrap().thread.is_finished();
+    driver.upkeep.storing = Some(Storing::idle(&id));
+    let ended = |driver: &Driver| driver.upkeep.storing.as_ref().unwrap().thread.is_finished();
     while !ended(&driver) {
         thread::yield_now();
     }
     // Its report was sent and will be received.
     let report = Report::Stored(id.clone(), Ok(None));
     driver.jobs.reporter.send(report).unwrap();
-    driver.store_diffs();
-    assert!(driver.storing.is_some() && draft.exists());
+    driver.begin_upkeep();
+    assert!(driver.upkeep.storing.is_some() && draft.exists());
     driver.reports.recv().await.unwrap();
-    driver.store_diffs();
-    assert!(driver.storing.is_none());
+    driver.begin_upkeep();
+    assert!(driver.upkeep.storing.is_none());
     let storage = &driver.library.get(&id).unwrap().storage;
     assert!(matches!(storage, Storage::Whole), "{storage:?}");
     let removed = async {
@@ -91,8 +95,8 @@ async fn neither_a_start_nor_a_template_that_does_not_fit_holds_up_the_others() 
     is_due(&mut driver, &large, u64::MAX / 2);
     is_due(&mut driver, &small, 1);
     start(&mut driver, &other);
-    driver.store_diffs();
-    assert_eq!(driver.storing.as_ref().unwrap().template, small);
+    driver.begin_upkeep();
+    assert_eq!(driver.upkeep.storing.as_ref().unwrap().template, small);
     let aside = driver.admission.account().aside();
     assert!(aside <= 1, "{aside}");
 }
@@ -106,7 +110,7 @@ async fn a_memory_file_stays_while_a_start_may_need_it_and_goes_while_others_sta
     let dir = driver.library.get(&id).unwrap().dir.clone();
     let stays = |driver: &mut Driver, template: &str, stays: bool| {
         let start = start(driver, template);
-        driver.store_diffs();
+        driver.begin_upkeep();
         assert_eq!(memory.exists(), stays, "{template}");
         driver.slots.remove(&start).unwrap();
     };
@@ -118,7 +122,7 @@ async fn a_memory_file_stays_while_a_start_may_need_it_and_goes_while_others_sta
     // A fork of a sandbox whose template is gone.
     let fork = start(&mut driver, &other);
     let gone = driver.library.forget(&other);
-    driver.store_diffs();
+    driver.begin_upkeep();
     assert!(memory.exists() && gone.is_some());
     driver.slots.remove(&fork).unwrap();
 

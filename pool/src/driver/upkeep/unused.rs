@@ -1,36 +1,24 @@
 //! Removes files that only old releases or replaced templates needed: kept VMMs, and links to images.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     path::{Path, PathBuf},
 };
 
-use library::{
-    durable::set_aside, images::BootFiles, info::TemplateKind, template::Template, vmms::VmmId,
-};
+use library::{Library, durable::set_aside, images::BootFiles};
 use tokio::task::spawn_blocking;
 
-use super::Driver;
-use crate::{
-    slot::{Slot, Stage},
-    spec::{PauseMode, SandboxState, VmmUse},
-    state_dir::TEMPLATES,
-    work::base::is_held,
-};
+use super::Upkeep;
+use crate::{driver::slots::Slots, state_dir::TEMPLATES, work::base::is_held};
 
-impl Driver {
+impl Upkeep {
     /// Removes VMMs and images that no template needs and no sandbox, whether here or moving to this server. Does
     /// nothing while a start or a new template waits or is under way, because no record names its files yet; nor after
     /// the pool has begun to close, because the next server decides with its own VMM and templates; nor if this server
     /// could not read all records.
-    pub(super) fn remove_unused(&mut self) {
+    pub(in crate::driver) fn remove_unused(&mut self, library: &mut Library, slots: &Slots) {
         let is_removing = self.removal.as_ref().is_some_and(|r| !r.is_finished());
-        if self.keeps_unused
-            || is_removing
-            || self.stopping.is_closing()
-            || self.publishing > 0
-            || !self.is_at_rest()
-        {
+        if self.keeps_unused || is_removing || self.jobs > 0 {
             return;
         }
         // A sandbox that was moving here has arrived and its record names the files, or the move was abandoned.
@@ -38,18 +26,18 @@ impl Driver {
         self.held.retain(|dir, _| is_held(dir));
         self.images_may_be_unused |= self.held.len() < before;
         let mut unused = Vec::new();
-        if self.library.vmms().has_former() {
-            let records = self.slots.values().filter_map(|e| e.record.vmm_id.clone());
-            let templates = self.library.iter().map(|t| t.vmm.clone());
+        if library.vmms().has_former() {
+            let records = slots.values().filter_map(|e| e.record.vmm_id.clone());
+            let templates = library.iter().map(|t| t.vmm.clone());
             let held = self.held.values().filter_map(|held| held.vmm.clone());
             let used = records.chain(templates).chain(held).collect();
-            unused = self.library.vmms_mut().take_unused(&used);
+            unused = library.vmms_mut().take_unused(&used);
         }
         // Until the job's report, no template's record names a rebuilt template or the base of a diff.
         let is_awaited = self.rebuilding.is_some() || self.storing.is_some();
         if self.images_may_be_unused && !is_awaited {
             self.images_may_be_unused = false;
-            unused.extend(self.unused_images());
+            unused.extend(self.unused_images(library, slots));
         }
         if unused.is_empty() {
             return;
@@ -73,21 +61,15 @@ impl Driver {
         }));
     }
 
-    /// Whether no start waits or is under way.
-    pub(super) fn is_at_rest(&self) -> bool {
-        let is_at_rest = |slot: &Slot| slot.stage == Stage::Warm || slot.is_settled();
-        self.admission.queue.is_empty() && self.slots.values().all(|e| is_at_rest(&e.slot))
-    }
-
     /// The directories of images that no sandbox and no template uses. Empty as long as there is a pause of an older
     /// release, which refers to the installed path of its template.
-    fn unused_images(&self) -> Vec<PathBuf> {
-        let images = self.library.images();
+    fn unused_images(&self, library: &Library, slots: &Slots) -> Vec<PathBuf> {
+        let images = library.images();
         let own = self.config.state.join(TEMPLATES);
         // A template installed in place may be the origin of the links of images.
         let is_elsewhere = |dir: &Path| !dir.starts_with(images.dir()) && !dir.starts_with(&own);
         let mut used = BTreeSet::new();
-        for entry in self.slots.values().filter(|e| e.slot.is_leased()) {
+        for entry in slots.values().filter(|e| e.slot.is_leased()) {
             let Some(lineage) = &entry.record.lineage else {
                 return Vec::new();
             };
@@ -99,38 +81,11 @@ impl Driver {
             used.insert(lineage.root.clone());
             used.extend(entry.record.boot.iter().flat_map(BootFiles::paths));
         }
-        for template in self.library.iter() {
+        for template in library.iter() {
             used.extend(template.needs());
         }
         used.extend(self.held.values().map(|held| held.base.clone()));
         images.unused(&used)
-    }
-
-    /// The uses of every kept VMM.
-    pub(super) fn vmm_uses(&self) -> BTreeMap<VmmId, VmmUse> {
-        let mut uses: BTreeMap<VmmId, VmmUse> = BTreeMap::new();
-        uses.entry(self.library.vmms().current().clone())
-            .or_default()
-            .is_present = true;
-        for entry in self.slots.values() {
-            let Some(id) = &entry.record.vmm_id else {
-                continue;
-            };
-            match entry.slot.state() {
-                Some(SandboxState::Paused(PauseMode::FilesystemOnly)) => {}
-                Some(SandboxState::Paused(PauseMode::Memory)) => {
-                    uses.entry(id.clone()).or_default().paused += 1;
-                }
-                Some(SandboxState::Running) | None => {
-                    uses.entry(id.clone()).or_default().running += 1;
-                }
-            }
-        }
-        let has_memory = |t: &&Template| t.info.kind != TemplateKind::Disk;
-        for template in self.library.iter().filter(has_memory) {
-            uses.entry(template.vmm.clone()).or_default().templates += 1;
-        }
-        uses
     }
 }
 
