@@ -25,7 +25,10 @@ use std::{
 
 use model::SandboxId;
 
-use crate::spec::{MissingLimits, Priority, SandboxLimits};
+use crate::{
+    config::{MissingLimits, SandboxLimits},
+    sandbox::Priority,
+};
 
 const ROOT: &str = "/sys/fs/cgroup";
 const CONTROLLERS: [Controller; 4] = [

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     record::shared,
     slot::{Event, Next, Refusal, Stage},
-    spec::PauseMode,
+    state::PauseMode,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -37,13 +37,16 @@ use library::Library;
 
 use crate::{
     cgroup::{FormerServers, Groups},
+    change::{ChangeKind, Ended},
     clock::{Clock, Reading},
+    config::PoolConfig,
     host,
     message::{Report, Request},
     recover::Leftovers,
+    sandbox::OnClose,
     slot::{Effects, Event, Next, Operation, Slot, Stage, Unexpected, decide},
-    spec::{ChangeKind, Ended, OnClose, PoolConfig, PoolStats},
     state_dir::StateLock,
+    stats::PoolStats,
     work::rebuild::Outcome,
 };
 use admission::Admission;

@@ -5,7 +5,7 @@ use std::{io, time::Duration};
 use library::error::LibraryError;
 use model::SandboxId;
 
-use crate::{slot::Refusal, spec::MAX_NOTE};
+use crate::{sandbox::MAX_NOTE, slot::Refusal};
 
 /// Errors of the pool. Callers can act on each variant.
 #[derive(Debug, thiserror::Error)]

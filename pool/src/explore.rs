@@ -16,7 +16,7 @@ use world::{Bounds, World};
 
 use crate::{
     lifetime::{Lifetime, OnTimeout},
-    spec::PauseMode,
+    state::PauseMode,
 };
 
 /// Lower bound on the number of states. Fewer would mean that the model does not reach the intended states.

@@ -22,8 +22,12 @@
 
 // Requests, and the task that they reach.
 mod answer;
+mod change;
+mod config;
 mod message;
-mod spec;
+mod sandbox;
+mod state;
+mod stats;
 
 mod catalog;
 mod driver;
@@ -56,7 +60,9 @@ mod error;
 #[cfg(test)]
 mod explore;
 
+pub use change::{Change, ChangeKind, Ended, Recovered};
 pub use claim::{BaseKind, Claim, GivesBase, Hold, PauseNeeds};
+pub use config::{Ids, MissingLimits, PoolConfig, SandboxLimits, WarmMarks};
 pub use error::PoolError;
 pub use library::{
     durable,
@@ -66,13 +72,14 @@ pub use library::{
     vmms::VmmId,
 };
 pub use lifetime::{Lifetime, OnTimeout, UnixMs};
-pub use slot::{Refusal, Wake};
-pub use spec::{
-    Change, ChangeKind, Connected, CreateSpec, Ended, Ids, Init, Installed, LifeEvent, MAX_NOTE,
-    MissingLimits, OnClose, PauseMode, PoolConfig, PoolStats, Priority, Recovered, Sandbox,
-    SandboxLimits, SandboxState, StockStats, TimeoutChange, Usage, VmmUse, WarmMarks,
+pub use sandbox::{
+    Connected, CreateSpec, Init, LifeEvent, MAX_NOTE, OnClose, Priority, Sandbox, TimeoutChange,
+    Usage,
 };
+pub use slot::{Refusal, Wake};
+pub use state::{PauseMode, SandboxState};
 pub use state_dir::{SCRATCH, StateLock};
+pub use stats::{Installed, PoolStats, StockStats, VmmUse};
 pub use template::{Recipe, Work};
 
 use std::{

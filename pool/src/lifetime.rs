@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::spec::PauseMode;
+use crate::state::PauseMode;
 
 /// Wall-clock time in milliseconds since 1970. Deadlines are wall-clock time because clients see them and because they
 /// outlive the server.

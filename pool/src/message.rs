@@ -21,11 +21,10 @@ use crate::{
     driver::admission::copies::CopySize,
     error::PoolError,
     record::Record,
+    sandbox::{Connected, CreateSpec, LifeEvent, OnClose, Sandbox, TimeoutChange, Usage},
     slot::{Operation, Wake},
-    spec::{
-        Connected, CreateSpec, LifeEvent, OnClose, PauseMode, PoolStats, Sandbox, TimeoutChange,
-        Usage,
-    },
+    state::PauseMode,
+    stats::PoolStats,
     work::{
         WorkError,
         base::Held,
@@ -320,7 +319,7 @@ mod tests {
         let sandbox = Sandbox {
             id: SandboxId::from_random([7; 19]),
             template: Arc::new(template),
-            state: crate::spec::SandboxState::Running,
+            state: crate::state::SandboxState::Running,
             lifetime: crate::lifetime::Lifetime::default(),
             note: Arc::from(""),
             vsock: PathBuf::new(),

@@ -25,7 +25,7 @@ mod simulation;
 
 use std::time::Duration;
 
-use crate::spec::WarmMarks;
+use crate::config::WarmMarks;
 
 pub(crate) use callers::Callers;
 pub(crate) use creates::Creates;

@@ -39,7 +39,8 @@ use crate::{
     claim::Claim,
     clock::{Clock, Reading},
     lifetime::Lifetime,
-    spec::{CreateSpec, Init, PauseMode, Priority},
+    sandbox::{CreateSpec, Init, Priority},
+    state::PauseMode,
 };
 
 /// The version that is written. Earlier versions can still be read: version 5 has no claim; version 4 also lacks

@@ -23,13 +23,15 @@ use vmm_control::ControlClient;
 
 use crate::{
     cgroup::Groups,
+    change::Recovered,
     clock::{Clock, Reading},
     driver::entry::Entry,
     host,
     lifetime::Lifetime,
     record::{Contents, Kept, ProcessName, Record, SlotDir},
+    sandbox::Sandbox,
     slot::{Slot, Stage},
-    spec::{PauseMode, Recovered, Sandbox},
+    state::PauseMode,
     vm::Vm,
 };
 

@@ -41,7 +41,7 @@ pub use decide::{Refusal, Wake};
 
 use crate::{
     lifetime::{Backoff, Lifetime, UnixMs},
-    spec::{PauseMode, SandboxState},
+    state::{PauseMode, SandboxState},
 };
 
 /// Delay in milliseconds before a failed automatic pause is tried again.

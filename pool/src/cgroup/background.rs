@@ -62,7 +62,7 @@ fn low(version: Version) -> (&'static str, String) {
 #[cfg(test)]
 mod tests {
     use super::super::tests::groups;
-    use crate::{cgroup::FormerServers, spec::MissingLimits};
+    use crate::{cgroup::FormerServers, config::MissingLimits};
 
     use super::*;
 

@@ -155,7 +155,7 @@ pub(super) fn own_name(h: &Hierarchy) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::groups;
-    use crate::spec::MissingLimits;
+    use crate::config::MissingLimits;
 
     use super::*;
 

@@ -27,12 +27,14 @@ use model::SandboxId;
 
 use super::{entry::Serving, slots::Slots};
 use crate::{
+    config::PoolConfig,
     error::PoolError,
     host,
     message::SandboxRequest,
     policy::{self, Demand, Lack, Need, Placement, Room, Supplied},
+    sandbox::Priority,
     slot::Stage,
-    spec::{PoolConfig, PoolStats, Priority},
+    stats::PoolStats,
 };
 use copies::Copies;
 use memory::MemoryLedger;

@@ -13,11 +13,11 @@ use library::{
 use super::{Driver, entry::Entry};
 use crate::{
     answer::Answer,
+    change::ChangeKind,
     error::PoolError,
     host,
     message::{Published, Renamed},
     slot::Stage,
-    spec::ChangeKind,
     state_dir::TEMPLATES,
 };
 

@@ -15,12 +15,13 @@ use super::{
 };
 use crate::{
     answer::{Answer, Reply},
+    change::ChangeKind,
     claim::{BaseKind, Claim, GivesBase, Hold, PauseNeeds},
     error::PoolError,
     message::{Report, SandboxRequest},
     record::{Kept, Record, SlotDir},
     slot::{Event, Refusal, Slot, Stage},
-    spec::{ChangeKind, PauseMode, SandboxState},
+    state::{PauseMode, SandboxState},
     state_dir::SANDBOXES,
     work::{
         base::{Held, HoldPlan, can_check},

@@ -8,13 +8,14 @@ use vmm_control::template::LoadedTemplate;
 
 use crate::{
     answer::Answer,
+    change::{ChangeKind, Ended},
     error::PoolError,
     lifetime::UnixMs,
     message::{SandboxRequest, Unclaimed},
     policy::StartFor,
     record::{Record, SlotDir},
+    sandbox::{Connected, LifeEvent, Sandbox},
     slot::Slot,
-    spec::{ChangeKind, Connected, Ended, LifeEvent, Sandbox},
     vm::Vm,
     work::lease::Lines,
 };

@@ -14,8 +14,8 @@ use tokio::sync::mpsc;
 use super::{Driver, Setup};
 use crate::{
     cgroup::tests::no_groups,
+    config::PoolConfig,
     recover::recover,
-    spec::PoolConfig,
     state_dir::{FORKS, SANDBOXES, StateLock},
 };
 

@@ -2,7 +2,7 @@
 
 use tokio::sync::mpsc;
 
-use crate::spec::{Change, Ended};
+use crate::change::{Change, Ended};
 
 #[derive(Debug)]
 pub(super) struct Followers {

@@ -22,11 +22,11 @@ use super::admission::copies::CopySize;
 use crate::{
     answer::Answer,
     cgroup::Groups,
+    config::PoolConfig,
     message::{FilesAdded, LoadFailed, Published, Renamed, Report, SnapshotFor},
     network,
     record::{Record, SlotDir},
     recover::Leftovers,
-    spec::PoolConfig,
     state_dir::IMAGES,
     vm::Vm,
     work::{

@@ -10,15 +10,15 @@ use tokio::task::spawn_blocking;
 use super::{Driver, entry::Entry};
 use crate::{
     answer::{Answer, Reply},
+    change::{Change, ChangeKind},
     error::PoolError,
     host,
     message::Request,
     network,
+    sandbox::{LifeEvent, Sandbox, Usage},
     slot::{Refusal, Stage},
-    spec::{
-        Change, ChangeKind, Installed, LifeEvent, PauseMode, PoolStats, Sandbox, SandboxState,
-        Usage, VmmUse,
-    },
+    state::{PauseMode, SandboxState},
+    stats::{Installed, PoolStats, VmmUse},
     work::{WorkError, save::record_working_set},
 };
 

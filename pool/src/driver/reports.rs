@@ -11,13 +11,15 @@ use super::{
 };
 use crate::{
     answer::Reply,
+    change::ChangeKind,
     error::PoolError,
     host,
     lifetime::OnTimeout,
     message::{Report, SandboxRequest, SnapshotFor, Unclaimed},
     network,
+    sandbox::Priority,
     slot::{Event, FailedBy, Stage, Wake},
-    spec::{ChangeKind, PauseMode, Priority},
+    state::PauseMode,
     work::{
         WorkError,
         lease::{Lines, Served},

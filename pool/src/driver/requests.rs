@@ -13,15 +13,15 @@ use super::{
 };
 use crate::{
     answer::{Answer, Reply},
+    change::ChangeKind,
     error::PoolError,
     host,
     message::{ForkAnswers, Request, SandboxRequest, SnapshotFor, Unclaimed},
     network,
     policy::StartFor,
+    sandbox::{Connected, CreateSpec, MAX_NOTE, OnClose, Priority, TimeoutChange},
     slot::{Event, Next, Refusal, Stage, decide},
-    spec::{
-        ChangeKind, Connected, CreateSpec, MAX_NOTE, OnClose, PauseMode, Priority, TimeoutChange,
-    },
+    state::PauseMode,
     state_dir::FORKS,
     work::{
         WorkError,

@@ -29,8 +29,9 @@ use crate::{
     message::Unclaimed,
     policy::{self, Placement, Short, StartFor, Supplied},
     record::{Record, SlotDir},
+    sandbox::{CreateSpec, Priority},
     slot::{Event, FailedBy, Slot, Stage},
-    spec::{CreateSpec, PauseMode, Priority},
+    state::PauseMode,
     state_dir::{SANDBOXES, SCRATCH},
     work::{
         NewIdentity,
@@ -525,7 +526,7 @@ mod tests {
     use netisolation::{DefaultEgress, Policy};
 
     use super::*;
-    use crate::{driver::fixtures::driver, lifetime::Lifetime, spec::Init};
+    use crate::{driver::fixtures::driver, lifetime::Lifetime, sandbox::Init};
 
     #[tokio::test]
     async fn a_build_has_as_much_more_time_to_boot_as_it_has_less_cpu_time() {

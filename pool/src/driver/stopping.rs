@@ -1,6 +1,6 @@
 //! The end of a server: a drain, then a close.
 
-use crate::{answer::Reply, error::PoolError, spec::OnClose, work::Stop};
+use crate::{answer::Reply, error::PoolError, sandbox::OnClose, work::Stop};
 
 #[derive(Debug, Default)]
 pub(super) struct Stopping {

@@ -11,7 +11,8 @@ use tokio::task::JoinHandle;
 
 use super::{admission::Admission, jobs::Jobs, slots::Slots};
 use crate::{
-    spec::{PoolConfig, PoolStats},
+    config::PoolConfig,
+    stats::PoolStats,
     work::{base::Held, needs::GuestSums},
 };
 use diffs::Storing;

@@ -8,7 +8,7 @@ use crate::{
     lifetime::{Lifetime, UnixMs},
     record::Kept,
     slot::{Event, FailedBy, Operation, Slot, Stage, Wake},
-    spec::PauseMode,
+    state::PauseMode,
 };
 
 /// Limit on paused sandboxes.

@@ -9,7 +9,7 @@ use super::{
     Budget, Claim, Creates, Held, Lack, Need, Room, Stock, Supplied, divide, is_idle, marks,
     refilling, supply_first,
 };
-use crate::spec::WarmMarks;
+use crate::config::WarmMarks;
 
 const IDLE: Duration = Duration::from_secs(600);
 const FILL: Duration = Duration::from_millis(50);

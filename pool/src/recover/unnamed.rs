@@ -12,7 +12,7 @@ use model::{SandboxId, TEMPLATE_FORMAT};
 use crate::{
     driver::entry::Entry,
     record::Record,
-    spec::{PauseMode, SandboxState},
+    state::{PauseMode, SandboxState},
 };
 
 /// Finds the VMM of each sandbox whose record names none. A running VMM's program is copied from its process, even if

@@ -3,7 +3,7 @@
 use super::{Event, Slot, Stage};
 use crate::{
     lifetime::{OnTimeout, UnixMs},
-    spec::PauseMode,
+    state::PauseMode,
 };
 
 /// How a client resumes a sandbox.

@@ -17,7 +17,7 @@ use crate::{
     claim::{BaseKind, PauseNeeds},
     error::PoolError,
     record::{Kept, Record},
-    spec::PauseMode,
+    state::PauseMode,
     work::{
         Stop,
         base::{BasePlan, sum_of_guest},

@@ -21,7 +21,7 @@ use crate::{
     claim::Hold,
     host,
     record::{Kept, RECORD, Record, SlotDir},
-    spec::PauseMode,
+    state::PauseMode,
 };
 use vm::{Frozen, pause_with_consistent_disk};
 

@@ -27,7 +27,7 @@ use crate::{
     clock::{Clock, Reading},
     host,
     record::{Kept, ProcessName, Record, SlotDir},
-    spec::{CreateSpec, Priority},
+    sandbox::{CreateSpec, Priority},
     vm::Vm,
 };
 

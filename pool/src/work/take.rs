@@ -19,7 +19,8 @@ use crate::{
     claim::{BaseKind, Claim, PauseNeeds},
     error::PoolError,
     record::{Kept, Record, SlotDir},
-    spec::{MAX_NOTE, PauseMode},
+    sandbox::MAX_NOTE,
+    state::PauseMode,
     work::{Stop, base, needs::vmm_of},
 };
 

@@ -15,12 +15,14 @@ use super::{
     stock::{self, Memory, Supply},
 };
 use crate::{
+    config::{PoolConfig, WarmMarks},
     driver::{jobs::Jobs, slots::Slots},
     host,
     message::LoadFailed,
     policy::{self, Claim, Held, Need},
+    sandbox::Priority,
     slot::Stage,
-    spec::{PoolConfig, PoolStats, Priority, StockStats, WarmMarks},
+    stats::{PoolStats, StockStats},
 };
 
 /// Minimum interval between two divisions of the budget.

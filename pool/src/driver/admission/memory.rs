@@ -8,10 +8,10 @@ use model::SandboxId;
 use super::space::Disks;
 use crate::driver::slots::Slots;
 use crate::{
+    config::PoolConfig,
     host,
     policy::{Need, Room},
     slot::Stage,
-    spec::PoolConfig,
 };
 
 /// Maximum age of a MemAvailable reading.

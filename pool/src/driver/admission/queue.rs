@@ -9,8 +9,8 @@ use crate::{
     answer::Answer,
     message::Unclaimed,
     policy::{Places, StartFor},
+    sandbox::{CreateSpec, Priority},
     slot::Stage,
-    spec::{CreateSpec, Priority},
     work::save::ForkSnapshot,
 };
 

@@ -11,11 +11,7 @@ use library::account::{Account, SetAside};
 
 use crate::driver::{entry::Entry, slots::Slots};
 use crate::{
-    host,
-    policy::Space,
-    slot::Stage,
-    spec::{PauseMode, PoolConfig},
-    state_dir::SCRATCH,
+    config::PoolConfig, host, policy::Space, slot::Stage, state::PauseMode, state_dir::SCRATCH,
 };
 
 /// Bytes that a running sandbox is expected to write to its layer in addition to what it has already written.

@@ -14,10 +14,11 @@ use model::SandboxId;
 
 use crate::driver::slots::Slots;
 use crate::{
+    config::PoolConfig,
     host,
     policy::{self, Budget, Callers, Foreground},
+    sandbox::Priority,
     slot::Stage,
-    spec::{PoolConfig, Priority},
 };
 
 /// How often to check whether a fill has become possible without a report, for example because disk space was freed.

@@ -151,7 +151,7 @@ async fn a_close_ends_the_jobs_that_read_large_files() {
     let boot = guest(&driver.library.images().dir().join("06".repeat(32)));
     let id = add(&mut driver, PauseMode::FilesystemOnly, boot);
     let (answer, mut needs) = Reply::new();
-    driver.close(crate::spec::OnClose::Keep, Reply::new().0);
+    driver.close(crate::sandbox::OnClose::Keep, Reply::new().0);
     driver.pause_needs(&id, answer);
     let report = driver.reports.recv().await.unwrap();
     driver.report(report);

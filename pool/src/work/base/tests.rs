@@ -3,7 +3,7 @@ use std::{os::unix::fs::MetadataExt, sync::Barrier, thread};
 use library::fixtures::restorer;
 
 use super::*;
-use crate::spec::PauseMode;
+use crate::state::PauseMode;
 
 /// A template with valid checksums, and the checksum of its manifest.
 fn template(dir: &Path) -> String {

@@ -8,8 +8,8 @@ use std::{
 use vmm_control::template::LoadedTemplate;
 
 use crate::{
+    config::WarmMarks,
     policy::{self, Creates},
-    spec::WarmMarks,
 };
 
 /// Whether a template's memory is loaded into huge pages, from which clones start fastest.

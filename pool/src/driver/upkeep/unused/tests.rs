@@ -8,7 +8,7 @@ use crate::{
     answer::Reply,
     claim::{BaseKind, PauseNeeds},
     driver::{Driver, fixtures::driver, upkeep::diffs::Storing},
-    spec::PauseMode,
+    state::PauseMode,
 };
 
 /// Removes unused files, as after a change of the templates.
