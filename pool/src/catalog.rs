@@ -7,8 +7,8 @@ use model::{Bytes, SandboxId};
 use template::Recipe;
 
 use crate::{
-    Pool,
     error::PoolError,
+    handle::Pool,
     message::{Request, SandboxRequest},
 };
 

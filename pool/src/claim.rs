@@ -7,7 +7,7 @@ use library::vmms::VmmId;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    record::shared,
+    shared,
     slot::{Event, Next, Refusal, Stage},
     state::PauseMode,
 };

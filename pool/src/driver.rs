@@ -9,7 +9,8 @@
 //!                               └─► queue ─► starts ────┘
 //! ```
 
-pub(crate) mod admission;
+mod admission;
+mod adopting;
 mod adoptions;
 mod catalog;
 mod claims;
@@ -25,7 +26,7 @@ mod requests;
 mod slots;
 mod starts;
 mod stopping;
-pub(crate) mod upkeep;
+mod upkeep;
 
 use std::{sync::Arc, time::Duration};
 
@@ -41,8 +42,8 @@ use crate::{
     clock::{Clock, Reading},
     config::PoolConfig,
     host,
+    leftovers::Leftovers,
     message::{Report, Request},
-    recover::Leftovers,
     sandbox::OnClose,
     slot::{Effects, Event, Next, Operation, Slot, Stage, Unexpected, decide},
     state_dir::StateLock,

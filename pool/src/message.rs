@@ -18,7 +18,6 @@ use crate::{
     answer::{Answer, Reply},
     cgroup::FormerServers,
     claim::{Claim, GivesBase, PauseNeeds},
-    driver::admission::copies::CopySize,
     error::PoolError,
     record::Record,
     sandbox::{Connected, CreateSpec, LifeEvent, OnClose, Sandbox, TimeoutChange, Usage},
@@ -275,6 +274,15 @@ pub(crate) struct Published {
     pub(crate) taken: TakenNames,
     pub(crate) written: std::io::Result<()>,
     pub(crate) answer: Answer<TemplateInfo>,
+}
+
+/// The size of a copy, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CopySize {
+    /// Upper bound of its memory: holes of the file may be filled.
+    pub(crate) length: u64,
+    /// Memory that it uses now.
+    pub(crate) taken: u64,
 }
 
 /// Reason why a template's memory was not loaded.

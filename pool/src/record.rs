@@ -40,6 +40,7 @@ use crate::{
     clock::{Clock, Reading},
     lifetime::Lifetime,
     sandbox::{CreateSpec, Init, Priority},
+    shared,
     state::PauseMode,
 };
 
@@ -143,29 +144,6 @@ pub(crate) struct Record {
     /// Since version 6.
     #[serde(default)]
     pub(crate) claim: Option<Claim>,
-}
-
-/// (De)serializes `Arc` values, which the driver, its jobs and its responses share.
-pub(crate) mod shared {
-    use std::sync::Arc;
-
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub(crate) fn serialize<T: Serialize + ?Sized, S: Serializer>(
-        value: &Arc<T>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        value.as_ref().serialize(serializer)
-    }
-
-    pub(crate) fn deserialize<'de, T, D>(deserializer: D) -> Result<Arc<T>, D::Error>
-    where
-        T: ?Sized,
-        Box<T>: Deserialize<'de>,
-        D: Deserializer<'de>,
-    {
-        Box::<T>::deserialize(deserializer).map(Arc::from)
-    }
 }
 
 /// The part of a record that is decoded first, because the version determines the meaning of the other fields.

@@ -8,7 +8,7 @@
 //! space                    the two disks that sandboxes write to
 //! ```
 
-pub(crate) mod copies;
+mod copies;
 pub(super) mod demand;
 mod memory;
 pub(super) mod queue;

@@ -7,13 +7,7 @@ use std::{
 
 use model::SandboxId;
 
-use super::Driver;
-use crate::{
-    host,
-    recover::Leftovers,
-    slot::{Event, Stage},
-    work::adopt::{AdoptPausedPlan, AdoptPlan},
-};
+use crate::leftovers::Leftovers;
 
 /// A job that takes longer than this waits for an unresponsive VMM. Another job then begins, so that such VMMs do not
 /// delay other adoptions.
@@ -104,7 +98,7 @@ impl Adoptions {
 
     /// Takes the sandbox to adopt next: first killed ones, then the one that a request has waited for longest, then any
     /// other. `None` if none is left or none may begin now.
-    fn next(&mut self, now_ns: u64) -> Option<SandboxId> {
+    pub(super) fn next(&mut self, now_ns: u64) -> Option<SandboxId> {
         if self.is_stopped {
             return None;
         }
@@ -163,6 +157,20 @@ impl Adoptions {
         (!self.pending.is_empty() || self.leftovers.is_some()).then_some(PROMPT)
     }
 
+    pub(super) fn begun(&mut self, id: SandboxId, now_ns: u64) {
+        self.begun.insert(id, now_ns);
+    }
+
+    /// The leftovers to remove, once no adoption is urgent. [`Adoptions::swept`] must follow.
+    pub(super) fn take_leftovers(&mut self, now_ns: u64) -> Option<Leftovers> {
+        if self.is_urgent(now_ns) {
+            return None;
+        }
+        let leftovers = self.leftovers.take()?;
+        self.is_sweeping = true;
+        Some(leftovers)
+    }
+
     pub(super) fn ended(&mut self, id: &SandboxId) {
         self.begun.remove(id);
         self.asking.remove(id);
@@ -170,80 +178,6 @@ impl Adoptions {
 
     pub(super) fn swept(&mut self) {
         self.is_sweeping = false;
-    }
-}
-
-impl Driver {
-    /// Begins as many adoptions as may run now. Once none is urgent, begins to remove other leftovers.
-    pub(super) fn adopt(&mut self) {
-        let now_ns = host::monotonic_ns();
-        while let Some(id) = self.adoptions.next(now_ns) {
-            self.begin_adoption(id, now_ns);
-        }
-        if !self.adoptions.is_urgent(now_ns)
-            && let Some(leftovers) = self.adoptions.leftovers.take()
-        {
-            self.adoptions.is_sweeping = true;
-            self.jobs.sweep(leftovers);
-        }
-    }
-
-    fn begin_adoption(&mut self, id: SandboxId, now_ns: u64) {
-        let Some(entry) = self.slots.get_mut(&id) else {
-            return;
-        };
-        match entry.slot.stage {
-            Stage::Adopting => {
-                let plan = AdoptPlan {
-                    id: id.clone(),
-                    dir: entry.dir.clone(),
-                    pid: entry.record.vmm.map_or(0, |vmm| vmm.pid),
-                    tap: entry.record.tap,
-                    policy: entry.record.policy.clone(),
-                    network: self.config.network.clone(),
-                    patience: self.config.adopt_timeout,
-                };
-                self.jobs.adopt(plan);
-            }
-            Stage::AdoptingPaused(_) => {
-                let plan = AdoptPausedPlan {
-                    id: id.clone(),
-                    dir: entry.dir.clone(),
-                    vm: entry.unwatched.take(),
-                    groups: self.jobs.groups.clone(),
-                    patience: self.config.start_timeout,
-                };
-                self.jobs.adopt_paused(plan);
-            }
-            // The slot was killed before its turn, so its job ends without having begun.
-            _ => {
-                let _ = self.event(&id, Event::Failed);
-                return;
-            }
-        }
-        self.adoptions.begun.insert(id, now_ns);
-    }
-
-    pub(super) fn adopted(&mut self, id: &SandboxId, result: Result<Option<u64>, String>) {
-        self.adoptions.ended(id);
-        let Some(entry) = self.slots.get_mut(id) else {
-            return;
-        };
-        let event = match result {
-            Ok(private) => {
-                entry.private = private;
-                Event::Adopted
-            }
-            Err(why) => {
-                tracing::warn!(sandbox = %id, why, "cannot adopt the previous server's sandbox: ending it");
-                if entry.slot.stage == Stage::Adopting {
-                    entry.died.get_or_insert(why);
-                }
-                Event::Failed
-            }
-        };
-        // Every stage that this slot can be in accepts both events.
-        let _ = self.event(id, event);
     }
 }
 

@@ -18,15 +18,14 @@ use model::SandboxId;
 use tokio::{sync::mpsc, task::spawn_blocking};
 use vmm_control::template::LoadedTemplate;
 
-use super::admission::copies::CopySize;
 use crate::{
     answer::Answer,
     cgroup::Groups,
     config::PoolConfig,
-    message::{FilesAdded, LoadFailed, Published, Renamed, Report, SnapshotFor},
+    leftovers::Leftovers,
+    message::{CopySize, FilesAdded, LoadFailed, Published, Renamed, Report, SnapshotFor},
     network,
     record::{Record, SlotDir},
-    recover::Leftovers,
     state_dir::IMAGES,
     vm::Vm,
     work::{

@@ -12,8 +12,8 @@ use vmm_control::{ControlClient, VmPhase};
 use crate::{
     cgroup::Groups,
     host,
+    leftovers::{end, sweep_group},
     record::SlotDir,
-    recover::{end, sweep_group},
     vm::Vm,
 };
 

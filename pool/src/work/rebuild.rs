@@ -29,7 +29,7 @@ use template::{Builder, Input, Limits, Quiet, RECIPE_NAME, Recipe, files_of, spa
 
 use crate::{
     cgroup::{Groups, REBUILD},
-    recover::sweep_group,
+    leftovers::sweep_group,
 };
 
 /// The files of the template while it is built.

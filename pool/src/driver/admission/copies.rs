@@ -4,14 +4,7 @@ use std::sync::{Arc, Weak};
 
 use vmm_control::template::LoadedTemplate;
 
-/// The size of a copy, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct CopySize {
-    /// Upper bound of its memory: holes of the file may be filled.
-    pub(crate) length: u64,
-    /// Memory that it uses now.
-    pub(crate) taken: u64,
-}
+use crate::message::CopySize;
 
 /// Copies that are being made, and copies that a template or a VM uses.
 #[derive(Debug)]

@@ -10,7 +10,6 @@ use vmm_control::template::LoadedTemplate;
 
 use super::{
     Admission,
-    copies::CopySize,
     queue::{Pending, Want},
     stock::{self, Memory, Supply},
 };
@@ -18,7 +17,7 @@ use crate::{
     config::{PoolConfig, WarmMarks},
     driver::{jobs::Jobs, slots::Slots},
     host,
-    message::LoadFailed,
+    message::{CopySize, LoadFailed},
     policy::{self, Claim, Held, Need},
     sandbox::Priority,
     slot::Stage,
