@@ -1,6 +1,7 @@
 //! The command line of `cube-verify`: suites, options, and the output of each suite.
 
 use std::{
+    fs,
     io::{Read, Write},
     net::IpAddr,
     path::{Path, PathBuf},
@@ -12,7 +13,7 @@ use model::chain;
 use testbed::{
     artifacts,
     exit::{self, End},
-    options::{self, Format, Places, RunRoot},
+    options::{self, Places, RunRoot},
 };
 use verify::{
     Setup, VerifyError,
@@ -20,8 +21,10 @@ use verify::{
     conformance::{self, ConformanceSpec, features::Area},
     hazards::{self, HazardSpec, Templates},
     isolation::{self, IsolationSpec, Scope, TargetSpec},
-    lifecycle::{self, LifecycleSpec, Selection, report as lifecycle_report},
-    restarts::{self, Builds, Limits, RestartSpec, report as restart_report},
+    key_from_environment,
+    lifecycle::{self, LifecycleSpec, Selection},
+    report::{Figures, Report, Suite},
+    restarts::{self, Builds, Limits, RestartSpec},
 };
 
 #[derive(Parser)]
@@ -33,11 +36,11 @@ use verify::{
 )]
 struct Arguments {
     #[command(subcommand)]
-    suite: Suite,
+    job: Job,
 }
 
 #[derive(Subcommand)]
-enum Suite {
+enum Job {
     /// Try every feature with every official E2B SDK; exit code 0 only if all required features work
     E2b(Conformance),
     /// Check that clones of one memory image share nothing they must not; exit code 4 if they do, 5 if a case was
@@ -82,11 +85,8 @@ struct Conformance {
     /// Number of SDKs that run at the same time
     #[arg(long, value_name = "N", default_value_t = 2)]
     jobs: usize,
-    /// Also write matrix.json, matrix.md and matrix.xml to this directory
-    #[arg(long, value_name = "DIR")]
-    results: Option<PathBuf>,
-    #[arg(long, value_enum, default_value_t)]
-    format: MatrixFormat,
+    #[command(flatten)]
+    output: Output,
 }
 
 #[derive(Args)]
@@ -113,8 +113,8 @@ struct Hazards {
     /// Build one template of each kind (from a template, from an image, with a start command), and verify them
     #[arg(long, conflicts_with_all = ["template", "ask", "all_templates"])]
     build: bool,
-    #[arg(long, value_enum, default_value_t)]
-    format: Format,
+    #[command(flatten)]
+    output: Output,
 }
 
 #[derive(Args)]
@@ -145,11 +145,8 @@ struct Prover {
     /// Address of this host that the target's sandboxes can reach; the suite listens there
     #[arg(long, value_name = "ADDRESS", requires = "target")]
     outside: Option<IpAddr>,
-    /// Also write isolation.json and isolation.xml to this directory
-    #[arg(long, value_name = "DIR")]
-    results: Option<PathBuf>,
-    #[arg(long, value_enum, default_value_t)]
-    format: Format,
+    #[command(flatten)]
+    output: Output,
 }
 
 #[derive(Args)]
@@ -167,11 +164,8 @@ struct Confinement {
     /// Test only VMMs that this program starts itself, without a server
     #[arg(long)]
     direct: bool,
-    /// Also write confinement.json and confinement.xml to this directory
-    #[arg(long, value_name = "DIR")]
-    results: Option<PathBuf>,
-    #[arg(long, value_enum, default_value_t)]
-    format: Format,
+    #[command(flatten)]
+    output: Output,
 }
 
 #[derive(Args)]
@@ -210,11 +204,8 @@ struct Restarts {
     /// Maximum time without a response to new connections, such as 500ms
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     max_gap: Option<Duration>,
-    /// Also write restarts.json, restarts.md, restarts.svg, restarts.xml and cube-api.log to this directory
-    #[arg(long, value_name = "DIR")]
-    results: Option<PathBuf>,
-    #[arg(long, value_enum, default_value_t)]
-    format: MatrixFormat,
+    #[command(flatten)]
+    output: Output,
 }
 
 #[derive(Args)]
@@ -247,19 +238,26 @@ struct Lifecycle {
     /// Run only these steps of the episode, such as 0,3-5
     #[arg(long, value_name = "STEPS", requires = "episode")]
     steps: Option<Selection>,
-    /// Also write lifecycle.json, lifecycle.xml, history.jsonl and cube-api.log to this directory
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Args)]
+struct Output {
+    /// Also write the report to this directory: SUITE.json, .md and .xml (matrix.* for e2b), and the other files that the
+    /// suite's page lists
     #[arg(long, value_name = "DIR")]
     results: Option<PathBuf>,
     #[arg(long, value_enum, default_value_t)]
-    format: Format,
+    format: ReportFormat,
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
-enum MatrixFormat {
+enum ReportFormat {
     /// Text for a terminal
     #[default]
     Human,
-    /// One JSON document, described on the suite's page
+    /// One JSON document, described in docs/measure/report-format.md
     Json,
     /// JUnit XML for CI systems
     Junit,
@@ -267,12 +265,59 @@ enum MatrixFormat {
     Markdown,
 }
 
+impl Output {
+    /// Path of a file in the results.
+    fn file(&self, name: &str) -> Option<PathBuf> {
+        self.results.as_ref().map(|dir| dir.join(name))
+    }
+
+    /// Creates the directory of the results before the run, so that a mistake in its name is found early.
+    fn prepare(&self) -> Result<(), VerifyError> {
+        match &self.results {
+            None => Ok(()),
+            Some(dir) => fs::create_dir_all(dir).map_err(unusable(dir)),
+        }
+    }
+
+    /// Writes the report to the results and prints it. Returns the exit status of the run.
+    fn publish<F: Figures>(&self, report: &Report<F>) -> Result<End, VerifyError> {
+        let [json, markdown, junit] = [report.json(), report.markdown(), report.junit()];
+        let name = match report.suite {
+            Suite::E2b => "matrix",
+            Suite::Egress => Suite::Isolation.name(),
+            suite => suite.name(),
+        };
+        let files = [("json", &json), ("md", &markdown), ("xml", &junit)];
+        self.prepare()?;
+        for (extension, text) in files {
+            if let Some(path) = self.file(&format!("{name}.{extension}")) {
+                fs::write(&path, text).map_err(unusable(&path))?;
+            }
+        }
+        print!(
+            "{}",
+            match self.format {
+                ReportFormat::Human => report.terminal(),
+                ReportFormat::Json => json,
+                ReportFormat::Junit => junit,
+                ReportFormat::Markdown => markdown,
+            }
+        );
+        Ok(report.end())
+    }
+}
+
+fn unusable(path: &Path) -> impl FnOnce(std::io::Error) -> VerifyError {
+    let path = path.to_owned();
+    move |source| VerifyError::Io { path, source }
+}
+
 pub(crate) fn main() -> End {
     let arguments: Arguments = match options::parse(std::env::args_os()) {
         Ok(arguments) => arguments,
         Err(end) => return end,
     };
-    match arguments.suite.carry_out() {
+    match arguments.job.carry_out() {
         Ok(end) => end,
         Err(error) => {
             eprintln!("cube-bench: {}", chain(&error));
@@ -281,7 +326,7 @@ pub(crate) fn main() -> End {
     }
 }
 
-impl Suite {
+impl Job {
     fn carry_out(self) -> Result<End, VerifyError> {
         match self {
             Self::E2b(conformance) => conformance.verify(),
@@ -307,23 +352,9 @@ fn setup(places: Places, run_root: RunRoot, template: String) -> Setup {
     }
 }
 
-/// Creates the directory, if given, and writes these files into it.
-fn write_results(dir: Option<&Path>, files: &[(&str, String)]) -> Result<(), VerifyError> {
-    let Some(dir) = dir else {
-        return Ok(());
-    };
-    let write = |(name, text): &(&str, String)| std::fs::write(dir.join(name), text);
-    std::fs::create_dir_all(dir)
-        .and_then(|()| files.iter().try_for_each(write))
-        .map_err(|source| VerifyError::Io {
-            path: dir.to_owned(),
-            source,
-        })
-}
-
 impl Conformance {
     fn verify(self) -> Result<End, VerifyError> {
-        let matrix = conformance::run(&ConformanceSpec {
+        let report = conformance::run(&ConformanceSpec {
             setup: setup(self.places, self.run_root, self.template),
             api_url: self.api_url,
             area: self.area,
@@ -331,16 +362,7 @@ impl Conformance {
             features: self.features,
             jobs: self.jobs,
         })?;
-        let files = [
-            ("matrix.json", matrix.json()),
-            ("matrix.md", matrix.markdown()),
-            ("matrix.xml", matrix.junit()),
-        ];
-        write_results(self.results.as_deref(), &files)?;
-        let [(_, json), (_, markdown), (_, junit)] = files;
-        let terminal = matrix.terminal();
-        print_matrix(self.format, terminal, [json, markdown, junit]);
-        Ok(matrix.end())
+        self.output.publish(&report)
     }
 }
 
@@ -349,12 +371,12 @@ impl Hazards {
         let target = match self.target {
             Some(url) => Some(hazards::Target {
                 url,
-                key: std::env::var("E2B_API_KEY").map_err(|_| VerifyError::NoKey)?,
+                key: key_from_environment()?,
                 sandbox_url: self.sandbox_url,
             }),
             None => None,
         };
-        let findings = hazards::run(&HazardSpec {
+        let report = hazards::run(&HazardSpec {
             setup: setup(self.places, self.run_root, self.template),
             target,
             templates: match (self.all_templates, self.build) {
@@ -364,15 +386,7 @@ impl Hazards {
             },
             mode: hazards::Mode::Look,
         })?;
-        print!(
-            "{}",
-            match self.format {
-                Format::Human => findings.terminal(),
-                Format::Json => findings.json(),
-                Format::Junit => findings.junit(),
-            }
-        );
-        Ok(findings.end())
+        self.output.publish(&report)
     }
 }
 
@@ -381,12 +395,12 @@ impl Prover {
         let target = match self.target {
             Some(url) => Some(TargetSpec {
                 url,
-                key: std::env::var("E2B_API_KEY").map_err(|_| VerifyError::NoKey)?,
+                key: key_from_environment()?,
                 outside: self.outside,
             }),
             None => None,
         };
-        let proof = isolation::run(&IsolationSpec {
+        let report = isolation::run(&IsolationSpec {
             setup: setup(self.places, self.run_root, self.template),
             probe: self.probe,
             egress: self.egress,
@@ -395,19 +409,13 @@ impl Prover {
             only: self.only,
             target,
         })?;
-        let files = [
-            ("isolation.json", proof.json()),
-            ("isolation.xml", proof.junit()),
-        ];
-        write_results(self.results.as_deref(), &files)?;
-        print_proof(self.format, proof.terminal(), files);
-        Ok(proof.end())
+        self.output.publish(&report)
     }
 }
 
 impl Confinement {
     fn prove(self) -> Result<End, VerifyError> {
-        let proof = confinement::run(&ConfinementSpec {
+        let report = confinement::run(&ConfinementSpec {
             setup: setup(self.places, self.run_root, self.template),
             starts: if self.direct {
                 Starts::Direct
@@ -416,22 +424,14 @@ impl Confinement {
             },
             only: self.only,
         })?;
-        let files = [
-            ("confinement.json", proof.json()),
-            ("confinement.xml", proof.junit()),
-        ];
-        write_results(self.results.as_deref(), &files)?;
-        print_proof(self.format, proof.terminal(), files);
-        Ok(proof.end())
+        self.output.publish(&report)
     }
 }
 
 impl Restarts {
     fn prove(self) -> Result<End, VerifyError> {
         let interrupted = exit::watch_signals().map_err(VerifyError::Signals)?;
-        // Create the directory now, so that a mistake in its name is found before the run.
-        write_results(self.results.as_deref(), &[])?;
-        let log = self.results.as_ref().map(|dir| dir.join("cube-api.log"));
+        self.output.prepare()?;
         let builds = <[PathBuf; 2]>::try_from(self.builds).ok().map(Builds);
         let spec = RestartSpec {
             setup: setup(self.places, self.run_root, self.template),
@@ -446,33 +446,24 @@ impl Restarts {
                 reach: self.max_reach,
                 gap: self.max_gap,
             },
-            log,
+            log: self.output.file("cube-api.log"),
         };
-        let proof = restarts::run(&spec, &interrupted)?;
-        let files = [
-            ("restarts.json", restart_report::json(&proof)),
-            ("restarts.md", restart_report::markdown(&proof)),
-            ("restarts.xml", restart_report::junit(&proof)),
-            ("restarts.svg", restart_report::plot(&proof)),
-        ];
-        write_results(self.results.as_deref(), &files)?;
-        let [(_, json), (_, markdown), (_, junit), _] = files;
-        let terminal = restart_report::terminal(&proof);
-        print_matrix(self.format, terminal, [json, markdown, junit]);
-        Ok(proof.end())
+        let report = restarts::run(&spec, &interrupted)?;
+        if let Some(path) = self.output.file("restarts.svg") {
+            fs::write(&path, report.figures.plot()).map_err(unusable(&path))?;
+        }
+        self.output.publish(&report)
     }
 }
 
 impl Lifecycle {
     fn prove(self) -> Result<End, VerifyError> {
         let interrupted = exit::watch_signals().map_err(VerifyError::Signals)?;
-        // Create the directory now, so that a mistake in its name is found before the run.
-        write_results(self.results.as_deref(), &[])?;
-        let in_results = |name| self.results.as_ref().map(|dir: &PathBuf| dir.join(name));
-        let proof = lifecycle::run(
+        self.output.prepare()?;
+        let report = lifecycle::run(
             &LifecycleSpec {
-                history: in_results("history.jsonl"),
-                log: in_results("cube-api.log"),
+                history: self.output.file("history.jsonl"),
+                log: self.output.file("cube-api.log"),
                 setup: setup(
                     self.places,
                     RunRoot {
@@ -488,37 +479,8 @@ impl Lifecycle {
             },
             &interrupted,
         )?;
-        let files = [
-            ("lifecycle.json", lifecycle_report::json(&proof)),
-            ("lifecycle.xml", lifecycle_report::junit(&proof)),
-        ];
-        write_results(self.results.as_deref(), &files)?;
-        print_proof(self.format, lifecycle_report::terminal(&proof), files);
-        Ok(proof.end())
+        self.output.publish(&report)
     }
-}
-
-fn print_proof(format: Format, terminal: String, [json, junit]: [(&str, String); 2]) {
-    print!(
-        "{}",
-        match format {
-            Format::Human => terminal,
-            Format::Json => json.1,
-            Format::Junit => junit.1,
-        }
-    );
-}
-
-fn print_matrix(format: MatrixFormat, terminal: String, [json, markdown, junit]: [String; 3]) {
-    print!(
-        "{}",
-        match format {
-            MatrixFormat::Human => terminal,
-            MatrixFormat::Json => json,
-            MatrixFormat::Junit => junit,
-            MatrixFormat::Markdown => markdown,
-        }
-    );
 }
 
 /// Writes a newline to show that the process has started, and waits for the end of its input.

@@ -17,7 +17,6 @@ mod clone;
 mod group;
 mod intruder;
 mod pool;
-mod process;
 mod scene;
 mod services;
 mod state;
@@ -29,6 +28,7 @@ use model::chain;
 use testbed::{artifacts, world};
 
 use crate::{
+    process,
     report::{Case, Report, Suite},
     setup::{Setup, VerifyError},
 };

@@ -17,10 +17,10 @@ pub mod restarts;
 // What they share.
 mod setup;
 
-mod proof;
+mod process;
 mod remains;
 pub mod report;
 mod sandbox;
 
 pub use sandbox::SandboxError;
-pub use setup::{ListError, Setup, VerifyError};
+pub use setup::{ListError, Setup, VerifyError, key_from_environment};

@@ -16,7 +16,6 @@ mod oracle;
 mod orders;
 mod plan;
 mod play;
-pub mod report;
 mod shrink;
 mod site;
 #[cfg(test)]
@@ -24,6 +23,7 @@ mod tests;
 
 use std::{
     collections::BTreeMap,
+    fmt,
     fs::File,
     io::{self, BufWriter, Write},
     path::{Path, PathBuf},
@@ -40,18 +40,19 @@ use testbed::{api::Api, endpoint::Endpoint, exit::End, server::LocalServer, worl
 pub use self::plan::Selection;
 use self::{
     e2b::E2b,
-    judge::{Kind, Verdict},
+    judge::{Finding, Judgement, Kind},
     local::{Before, Local},
     plan::{Kills, Step},
     play::History,
     site::{Miss, Site},
 };
 use crate::{
+    report::{Case, Figures, Report, Suite},
     sandbox::failed,
     setup::{Setup, VerifyError, api_of, at, key_from_environment},
 };
 
-/// Version of [`Proof`] as JSON, and of the lines of the history.
+/// Version of the lines of the history.
 pub const FORMAT: u32 = 1;
 /// Sandboxes that the suite's server keeps ready.
 const WARM: u32 = 2;
@@ -103,12 +104,10 @@ pub struct Counterexample {
     pub command: String,
 }
 
-/// The result of a run.
+/// The measurements of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Proof {
-    pub format: u32,
+pub struct LifecycleFigures {
     pub ended: Ended,
-    pub seconds: f64,
     pub seed: u64,
     /// Number of episodes that were played and judged.
     pub episodes: u64,
@@ -122,22 +121,89 @@ pub struct Proof {
     pub sandboxes: u64,
     /// Sandboxes with too many possible orders.
     pub not_judged: u64,
-    /// Empty if every response fits the model and nothing was left behind.
-    pub findings: Vec<String>,
     pub counterexample: Option<Counterexample>,
 }
 
-impl Proof {
-    /// Exit status: [`End::GateFailed`] if there are findings, and [`End::Inconclusive`] if no sandbox was judged
-    /// or some could not be.
-    #[must_use]
-    pub fn end(&self) -> End {
-        match self.ended {
-            _ if !self.findings.is_empty() => End::GateFailed,
-            Ended::Interrupted => End::Interrupted,
-            Ended::Complete if self.sandboxes == 0 || self.not_judged > 0 => End::Inconclusive,
-            Ended::Complete => End::Pass,
+impl LifecycleFigures {
+    fn write(&self, out: &mut String) -> fmt::Result {
+        use fmt::Write;
+        for (action, count) in &self.done {
+            writeln!(out, "{count:>8}  {action}")?;
         }
+        for (count, what) in [
+            (
+                self.failed,
+                "requests that failed while something was killed, paused or ended",
+            ),
+            (self.refused, "requests rejected for lack of resources"),
+            (
+                self.sandboxes,
+                "sandboxes whose answers were compared with the model",
+            ),
+            (self.not_judged, "sandboxes that were not judged"),
+        ] {
+            writeln!(out, "{count:>8}  {what}")?;
+        }
+        if let Some(example) = &self.counterexample {
+            let (steps, planned) = (example.steps.len(), example.planned);
+            let plays = example.plays;
+            writeln!(
+                out,
+                "\nShortest plan with this finding ({steps} of {planned} steps, {plays} plays):"
+            )?;
+            for step in &example.steps {
+                writeln!(out, "  {step}")?;
+            }
+            writeln!(out, "Play it again: {}", example.command)?;
+        }
+        writeln!(out, "\n{} episodes, seed {}\n", self.episodes, self.seed)
+    }
+}
+
+impl Figures for LifecycleFigures {
+    fn terminal(&self) -> String {
+        let mut out = String::new();
+        // Writing to a string does not fail.
+        let _ = self.write(&mut out);
+        out
+    }
+
+    fn markdown(&self) -> String {
+        format!("```\n{}```\n\n", self.terminal())
+    }
+
+    /// A finding before the interruption is still a finding.
+    fn end(&self, of_cases: End) -> End {
+        match self.ended {
+            Ended::Interrupted if of_cases != End::GateFailed => End::Interrupted,
+            Ended::Interrupted | Ended::Complete => of_cases,
+        }
+    }
+}
+
+/// What a run has measured and found.
+struct Played {
+    figures: LifecycleFigures,
+    findings: Vec<Finding>,
+}
+
+impl Played {
+    fn report(self, spec: &LifecycleSpec, begun: Instant) -> Report<LifecycleFigures> {
+        let Self { figures, findings } = self;
+        let mut cases: Vec<Case> = findings.iter().map(Finding::case).collect();
+        if cases.is_empty() {
+            let doubt = match (figures.sandboxes, figures.not_judged) {
+                (0, _) => Some("no sandbox was judged"),
+                (_, 0) => None,
+                (_, _) => Some("some sandboxes have too many possible orders"),
+            };
+            cases.push(Case::promise(
+                "lifecycle",
+                "all answers fit the model",
+                doubt,
+            ));
+        }
+        Report::new(Suite::Lifecycle, spec.target.clone(), cases, begun, figures)
     }
 }
 
@@ -147,8 +213,12 @@ impl Proof {
 /// # Errors
 /// Returns a [`VerifyError`] if the suite cannot start or cannot write the history. Any later failure is a
 /// finding.
-pub fn run(spec: &LifecycleSpec, interrupted: &AtomicBool) -> Result<Proof, VerifyError> {
-    match &spec.target {
+pub fn run(
+    spec: &LifecycleSpec,
+    interrupted: &AtomicBool,
+) -> Result<Report<LifecycleFigures>, VerifyError> {
+    let begun = Instant::now();
+    let played = match &spec.target {
         Some(url) => {
             let api = Api {
                 control: Endpoint::parse(url)?,
@@ -163,10 +233,11 @@ pub fn run(spec: &LifecycleSpec, interrupted: &AtomicBool) -> Result<Proof, Veri
             Run::new(spec, &site, Kills::Nothing, interrupted).play()
         }
         None => run_local(spec, interrupted),
-    }
+    }?;
+    Ok(played.report(spec, begun))
 }
 
-fn run_local(spec: &LifecycleSpec, interrupted: &AtomicBool) -> Result<Proof, VerifyError> {
+fn run_local(spec: &LifecycleSpec, interrupted: &AtomicBool) -> Result<Played, VerifyError> {
     let _outside = world::enter([])?;
     let run_dir = spec.setup.run_dir()?;
     let mut options = spec.setup.server(WARM)?;
@@ -186,9 +257,11 @@ fn run_local(spec: &LifecycleSpec, interrupted: &AtomicBool) -> Result<Proof, Ve
         eprintln!("cube-bench: cannot keep {}: {error}", local.log().display());
     }
     let left = local.end(run_dir.path(), &before);
-    let mut proof = played?;
-    proof.findings.extend(left);
-    Ok(proof)
+    let mut played = played?;
+    let kind = Kind::Leak;
+    let left = left.into_iter().map(|text| Finding { kind, text });
+    played.findings.extend(left);
+    Ok(played)
 }
 
 fn site(spec: &LifecycleSpec, api: Api, local: Option<Local>) -> E2b {
@@ -210,7 +283,8 @@ struct Run<'a> {
     kills: Kills,
     interrupted: &'a AtomicBool,
     begun: Instant,
-    proof: Proof,
+    figures: LifecycleFigures,
+    findings: Vec<Finding>,
 }
 
 impl<'a> Run<'a> {
@@ -226,10 +300,9 @@ impl<'a> Run<'a> {
             kills,
             interrupted,
             begun: Instant::now(),
-            proof: Proof {
-                format: FORMAT,
+            findings: Vec::new(),
+            figures: LifecycleFigures {
                 ended: Ended::Complete,
-                seconds: 0.0,
                 seed: spec.seed,
                 episodes: 0,
                 done: BTreeMap::new(),
@@ -237,21 +310,20 @@ impl<'a> Run<'a> {
                 refused: 0,
                 sandboxes: 0,
                 not_judged: 0,
-                findings: Vec::new(),
                 counterexample: None,
             },
         }
     }
 
     /// Plays episodes until the time is over or one has a finding, which is then shrunk.
-    fn play(mut self) -> Result<Proof, VerifyError> {
+    fn play(mut self) -> Result<Played, VerifyError> {
         let mut log = self.spec.history.as_deref().map(Log::create).transpose()?;
         for number in 0.. {
             if self.interrupted.load(Ordering::Relaxed) {
-                self.proof.ended = Ended::Interrupted;
+                self.figures.ended = Ended::Interrupted;
             }
             let is_over = self.begun.elapsed() >= self.spec.duration && number > 0;
-            if is_over || self.proof.ended == Ended::Interrupted {
+            if is_over || self.figures.ended == Ended::Interrupted {
                 break;
             }
             let (episode, steps) = self.steps(number);
@@ -259,18 +331,18 @@ impl<'a> Run<'a> {
             if let Some(log) = &mut log {
                 log.write(episode, &steps, &history)?;
             }
-            let verdict = judge::judge(&history);
-            self.count(&history, &verdict);
-            if let Some(finding) = verdict.findings.first() {
-                let kind = finding.kind;
-                let texts = verdict.findings.iter().map(|finding| finding.text.clone());
-                self.proof.findings.extend(texts);
-                self.proof.counterexample = Some(self.shrink(episode, steps, kind));
+            let judgement = judge::judge(&history);
+            self.count(&history, &judgement);
+            if let Some(finding) = judgement.findings.first() {
+                self.figures.counterexample = Some(self.shrink(episode, steps, finding.kind));
+                self.findings = judgement.findings;
                 break;
             }
         }
-        self.proof.seconds = self.begun.elapsed().as_secs_f64();
-        Ok(self.proof)
+        Ok(Played {
+            figures: self.figures,
+            findings: self.findings,
+        })
     }
 
     fn steps(&self, number: u64) -> (u64, Vec<Step>) {
@@ -287,9 +359,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn count(&mut self, history: &History, verdict: &Verdict) {
-        let proof = &mut self.proof;
-        proof.episodes += 1;
+    fn count(&mut self, history: &History, judgement: &Judgement) {
+        let figures = &mut self.figures;
+        figures.episodes += 1;
         let calls = history.calls.iter();
         let calls = calls.map(|call| (name(&call.action), call.outcome.as_ref().err()));
         let births = history.births.iter();
@@ -297,24 +369,24 @@ impl<'a> Run<'a> {
         let births = births.map(|birth| ("create".to_owned(), birth.outcome.as_ref().err()));
         for (name, miss) in calls.chain(births) {
             match miss {
-                None => *proof.done.entry(name).or_default() += 1,
-                Some(Miss::Busy(_)) => proof.refused += 1,
-                Some(_) => proof.failed += 1,
+                None => *figures.done.entry(name).or_default() += 1,
+                Some(Miss::Busy(_)) => figures.refused += 1,
+                Some(_) => figures.failed += 1,
             }
         }
         let outages = u64::try_from(history.outages.len()).unwrap_or(u64::MAX);
         if outages > 0 {
-            *proof.done.entry("kill_server".to_owned()).or_default() += outages;
+            *figures.done.entry("kill_server".to_owned()).or_default() += outages;
         }
         let made = history.births.iter().filter(|birth| birth.outcome.is_ok());
-        let given_up = u64::try_from(verdict.not_judged).unwrap_or(u64::MAX);
-        proof.sandboxes += u64::try_from(made.count()).unwrap_or(u64::MAX) - given_up;
-        proof.not_judged += given_up;
-        if proof.episodes.is_multiple_of(10) {
+        let given_up = u64::try_from(judgement.not_judged).unwrap_or(u64::MAX);
+        figures.sandboxes += u64::try_from(made.count()).unwrap_or(u64::MAX) - given_up;
+        figures.not_judged += given_up;
+        if figures.episodes.is_multiple_of(10) {
             eprintln!(
                 "cube-bench: {} episodes, {} sandboxes, {:.0} s",
-                proof.episodes,
-                proof.sandboxes,
+                figures.episodes,
+                figures.sandboxes,
                 self.begun.elapsed().as_secs_f64()
             );
         }
@@ -331,8 +403,11 @@ impl<'a> Run<'a> {
                     return false;
                 }
                 plays += 1;
-                let verdict = judge::judge(&play::play(self.site, steps));
-                verdict.findings.iter().any(|finding| finding.kind == kind)
+                let judgement = judge::judge(&play::play(self.site, steps));
+                judgement
+                    .findings
+                    .iter()
+                    .any(|finding| finding.kind == kind)
             })
         };
         let shortest = shrink::shrink(steps, deadline, fails);

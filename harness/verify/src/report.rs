@@ -176,6 +176,16 @@ impl Case {
         }
     }
 
+    /// The only case of a run without findings: it passes unless there is a doubt.
+    #[must_use]
+    pub fn promise(class: &str, name: &str, doubt: Option<&str>) -> Self {
+        let verdict = match doubt {
+            None => Verdict::Pass,
+            Some(_) => Verdict::Unproven,
+        };
+        Self::new(class, name, "").judged(verdict, doubt)
+    }
+
     /// The case with this verdict and these reasons.
     #[must_use]
     pub fn judged(
@@ -209,23 +219,25 @@ impl Case {
     }
 }
 
-/// Measurements that a suite reports in addition to its cases.
+/// Measurements that a suite reports in addition to its cases. By default there are none.
 pub trait Figures: Serialize {
     /// Text before the cases on a terminal.
-    fn terminal(&self) -> String;
-    /// The same in Markdown.
-    fn markdown(&self) -> String;
-}
-
-impl Figures for () {
     fn terminal(&self) -> String {
         String::new()
     }
 
+    /// The same in Markdown.
     fn markdown(&self) -> String {
         String::new()
     }
+
+    /// Exit status of the run, given that of its cases.
+    fn end(&self, of_cases: End) -> End {
+        of_cases
+    }
 }
+
+impl Figures for () {}
 
 /// Result of a run of a suite.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -271,10 +283,10 @@ impl<F: Figures> Report<F> {
         let ends: Vec<End> = required.map(|case| case.verdict.end()).collect();
         let worst = [End::Breach, End::GateFailed, End::Inconclusive];
         let worst = worst.into_iter().find(|end| ends.contains(end));
-        worst.unwrap_or(if self.cases.is_empty() {
-            End::Inconclusive
-        } else {
-            End::Pass
+        self.figures.end(match worst {
+            Some(worst) => worst,
+            None if self.cases.is_empty() => End::Inconclusive,
+            None => End::Pass,
         })
     }
 

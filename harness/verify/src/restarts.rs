@@ -7,7 +7,7 @@
 //! ```
 //! The load never stops while the server restarts. Everything right of the events is a pure function: [`judge`]
 //! assigns each event to the restart during which it happened, and compares the result with the promises for that
-//! kind of restart ([`judge::Kind`]).
+//! kind of restart ([`figures::Kind`]).
 //!
 //! An unplanned restart (SIGKILL) cuts streams and refuses connections until the next server listens. It must not
 //! lose anything that was acknowledged, and a cut stream must end with an error. A planned restart must not be
@@ -15,6 +15,7 @@
 
 mod drive;
 pub mod event;
+pub mod figures;
 mod guests;
 pub mod judge;
 pub mod ledger;
@@ -22,10 +23,9 @@ mod line;
 mod load;
 mod program;
 pub mod reach;
-pub mod report;
-pub mod spec;
 
 use std::{
+    path::PathBuf,
     sync::{
         atomic::{AtomicBool, Ordering},
         mpsc,
@@ -36,19 +36,20 @@ use std::{
 
 use testbed::{api::Api, server::LocalServer, world};
 
-pub use self::spec::{Builds, Limits, RestartSpec};
 use self::{
     drive::Drive,
     event::Record,
+    figures::{Ended, RestartFigures},
     guests::Guests,
-    judge::{Ended, Observed, Proof},
+    judge::Observed,
     ledger::Existing,
     load::Site,
     program::Program,
 };
 use crate::{
     remains::Remains,
-    setup::{VerifyError, api_of, at},
+    report::Report,
+    setup::{Setup, VerifyError, api_of, at},
 };
 
 /// Sandboxes that the server keeps ready.
@@ -58,12 +59,49 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Addresses that sandboxes may reach, so that each sandbox has a policy that a restarted server must verify.
 const OUTSIDE: &str = "198.51.100.0/24";
 
+/// Options of a run.
+#[derive(Clone, Debug)]
+pub struct RestartSpec {
+    pub setup: Setup,
+    /// Sandboxes that live for the whole run; at least 1.
+    pub sandboxes: usize,
+    /// Restarts of each kind. They take place in the order of these fields.
+    pub unplanned: u32,
+    pub planned: u32,
+    pub bare: u32,
+    /// Two builds of the server that alternate. `None`: every restart starts the same build.
+    pub builds: Option<Builds>,
+    /// Seed of all random moments and choices.
+    pub seed: u64,
+    pub limits: Limits,
+    /// File for the server's log. `None`: the log is removed.
+    pub log: Option<PathBuf>,
+}
+
+/// Paths of two builds of `cube-api`. The run begins with the first.
+#[derive(Clone, Debug)]
+pub struct Builds(pub [PathBuf; 2]);
+
+/// Limits in addition to the promises. `None`: no limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Limits {
+    /// Maximum time from the start of the program to its first response.
+    pub answer: Option<Duration>,
+    /// Maximum time from the start of the program until each sandbox is reached.
+    pub reach: Option<Duration>,
+    /// Maximum time without a response to new connections.
+    pub gap: Option<Duration>,
+}
+
 /// Runs the restarts. The process moves into new network namespaces and stays there, so the caller must not have
 /// started any thread. Setting `interrupted` ends the run early; the observations so far are judged.
 ///
 /// # Errors
 /// Returns a [`VerifyError`] if the suite cannot start. Any later failure is a finding, never an error.
-pub fn run(spec: &RestartSpec, interrupted: &AtomicBool) -> Result<Proof, VerifyError> {
+pub fn run(
+    spec: &RestartSpec,
+    interrupted: &AtomicBool,
+) -> Result<Report<RestartFigures>, VerifyError> {
     let begun = Instant::now();
     let _outside = world::enter([OUTSIDE])?;
     let run_dir = spec.setup.run_dir()?;

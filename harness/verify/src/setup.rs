@@ -135,7 +135,10 @@ pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> VerifyError {
 }
 
 /// The key for an endpoint that the suite did not start.
-pub(crate) fn key_from_environment() -> Result<String, VerifyError> {
+///
+/// # Errors
+/// Returns [`VerifyError::NoKey`] if `E2B_API_KEY` is not set.
+pub fn key_from_environment() -> Result<String, VerifyError> {
     std::env::var("E2B_API_KEY").map_err(|_| VerifyError::NoKey)
 }
 

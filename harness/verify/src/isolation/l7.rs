@@ -38,6 +38,7 @@ use super::{
     world::{NAME_SERVER, UPLINK, World},
 };
 use crate::{
+    process,
     report::Case,
     sandbox::{Account, Sandbox, SandboxError, decode, failed},
     setup::{VerifyError, api_of, at},
@@ -284,16 +285,12 @@ impl Scene {
     /// The server's processes, and processes started by them.
     fn processes(&self) -> Vec<Process> {
         let server = self.server.pid();
-        let parent = |pid: u32| {
-            let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-            let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
-            line.trim().parse::<u32>().ok()
-        };
+        let parent = |pid: u32| process::status(pid, "PPid")?.parse::<u32>().ok();
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let ours = pids.filter(|pid| *pid == server || parent(*pid) == Some(server));
         let process = |pid| {
-            let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+            let program = process::link(pid, "exe").unwrap_or_default();
             let program = program.file_name().unwrap_or_default();
             Process {
                 pid,

@@ -21,6 +21,7 @@ use super::{
     play::{Birth, Call, History, Origin},
     site::{Miss, Reply, Seen},
 };
+use crate::report::{Case, Verdict};
 
 /// Maximum number of concurrent orders before a sandbox is reported as not judged.
 const MOST_ORDERS: usize = 50_000;
@@ -37,15 +38,33 @@ pub(super) enum Kind {
     Leak,
 }
 
+impl Kind {
+    /// Name of the case in reports.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Contradiction => "contradiction",
+            Self::Failure => "failure",
+            Self::Unknown => "unknown",
+            Self::Leak => "leak",
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Finding {
     pub(super) kind: Kind,
     pub(super) text: String,
 }
 
+impl Finding {
+    pub(super) fn case(&self) -> Case {
+        Case::new("lifecycle", self.kind.name(), "").judged(Verdict::Fail, [self.text.as_str()])
+    }
+}
+
 /// The result of an episode.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Verdict {
+pub(super) struct Judgement {
     pub(super) findings: Vec<Finding>,
     /// Number of sandboxes with too many failed actions to follow all their orders.
     pub(super) not_judged: usize,
@@ -59,9 +78,9 @@ struct Copied {
 }
 
 /// Evaluates an episode.
-pub(super) fn judge(history: &History) -> Verdict {
-    let mut verdict = Verdict::default();
-    let mut add = |kind, text: String| verdict.findings.push(Finding { kind, text });
+pub(super) fn judge(history: &History) -> Judgement {
+    let mut judgement = Judgement::default();
+    let mut add = |kind, text: String| judgement.findings.push(Finding { kind, text });
     for fault in &history.faults {
         add(Kind::Leak, fault.clone());
     }
@@ -96,9 +115,9 @@ pub(super) fn judge(history: &History) -> Verdict {
             Err(Stop::Parent) => {}
         }
     }
-    verdict.not_judged = judged.given_up;
-    verdict.findings.sort_by_key(|finding| finding.kind);
-    verdict
+    judgement.not_judged = judged.given_up;
+    judgement.findings.sort_by_key(|finding| finding.kind);
+    judgement
 }
 
 /// Turns three kinds of refusals in the history into failures, because the refused action may still have had an

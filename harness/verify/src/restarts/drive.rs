@@ -14,12 +14,13 @@ use stats::random::SplitMix64;
 use testbed::server::LocalServer;
 
 use super::{
-    judge::{Bare, Ended, Kind, Restart},
+    RestartSpec,
+    figures::{Bare, Ended, Kind},
+    judge::Restart,
     line::{Pace, Trouble, connect},
     load::Site,
     program::Program,
     reach::{Reached, reach},
-    spec::RestartSpec,
 };
 
 /// Maximum wait for a server to respond or to reload, after which the run ends.

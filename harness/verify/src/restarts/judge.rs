@@ -2,40 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-use testbed::exit::End;
-
 use super::{
+    Limits, RestartSpec,
     event::{Cause, Event, Record, Seen, Work},
+    figures::{Bare, Ended, Kind, RestartFigures, RestartReport},
     ledger::{self, Existing},
     reach::Reached,
-    spec::{Limits, RestartSpec},
 };
+use crate::report::{Case, FORMAT, Report, Suite, Verdict};
 
-/// Version of [`Proof`] as JSON.
-pub const FORMAT: u32 = 1;
+/// Class of the cases.
+const CLASS: &str = "restarts";
+/// The only case of a run without findings.
+const PROMISE: &str = "all promises hold";
+
 /// Number of examples of each kind of finding; further ones are only counted.
 const EXAMPLES: usize = 5;
-
-/// Kinds of restarts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// SIGKILL. Requests may fail and streams are cut, with errors, but nothing is lost.
-    Unplanned,
-    /// `cube-api reload`. No request fails, and no stream is cut.
-    Planned,
-}
-
-impl Kind {
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Unplanned => "unplanned",
-            Self::Planned => "planned",
-        }
-    }
-}
 
 /// A restart as observed by the driver. Times are nanoseconds of CLOCK_MONOTONIC.
 #[derive(Clone, Debug)]
@@ -65,27 +47,6 @@ pub struct Restart {
     pub faults: Vec<String>,
 }
 
-/// Result of restarts without load.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Bare {
-    /// Programs that were started.
-    pub starts: u32,
-    /// Number of programs that were killed before they responded.
-    pub killed_early: u32,
-    /// Failed starts, each with the end of the log, and sandboxes that the last start did not find.
-    pub failed: Vec<String>,
-}
-
-/// Why the run ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Ended {
-    Complete,
-    Interrupted,
-    /// The server stopped responding.
-    Hung,
-}
-
 /// All observations except the records of clients.
 #[derive(Clone, Debug)]
 pub struct Observed {
@@ -99,67 +60,6 @@ pub struct Observed {
     pub faults: Vec<String>,
 }
 
-/// Numbers of a restart. Times are milliseconds.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RestartReport {
-    pub kind: Kind,
-    pub build: usize,
-    pub starts: u32,
-    /// From the start of the program to the first accepted connection.
-    pub connected_ms: Option<f64>,
-    /// From the start of the program to the first response; for a planned restart, until `cube-api reload` ended.
-    pub answered_ms: Option<f64>,
-    /// Longest time without a response to the clients that look up sandboxes on new connections.
-    pub gap_ms: Option<f64>,
-    /// Longest duration of a successful request, not counting slow transfers.
-    pub slowest_ms: Option<f64>,
-    /// For each sandbox, from the start of the program (for a planned restart, the end of the reload) to its
-    /// response.
-    pub reached_ms: Vec<f64>,
-    /// Number of successful requests and stream parts.
-    pub done: BTreeMap<Work, u64>,
-    pub failed: BTreeMap<Work, BTreeMap<Cause, u64>>,
-    /// Streams that ended with an error.
-    pub cut: BTreeMap<Work, u64>,
-    /// Number of sandboxes that did not respond or lost their number.
-    pub lost: u64,
-    pub servers: usize,
-    pub warm_before: Option<u64>,
-    pub warm_after: Option<u64>,
-}
-
-/// The result of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Proof {
-    pub format: u32,
-    pub ended: Ended,
-    pub seconds: f64,
-    pub sandboxes: usize,
-    pub seed: u64,
-    pub restarts: Vec<RestartReport>,
-    /// Number of successful requests and stream parts, including those between restarts.
-    pub done: BTreeMap<Work, u64>,
-    pub bare: Option<Bare>,
-    /// Promises that do not hold, and exceeded limits. Empty: all promises hold.
-    pub findings: Vec<String>,
-}
-
-impl Proof {
-    /// Exit status: [`End::GateFailed`] if there are findings, and [`End::Inconclusive`] if nothing was tried.
-    #[must_use]
-    pub fn end(&self) -> End {
-        let bare = self.bare.as_ref().map_or(0, |bare| bare.starts);
-        match self.ended {
-            Ended::Interrupted => End::Interrupted,
-            Ended::Complete | Ended::Hung if !self.findings.is_empty() => End::GateFailed,
-            Ended::Complete | Ended::Hung if self.restarts.is_empty() && bare == 0 => {
-                End::Inconclusive
-            }
-            Ended::Complete | Ended::Hung => End::Pass,
-        }
-    }
-}
-
 /// Findings by kind, so that a thousand equal ones become one line.
 #[derive(Debug, Default)]
 struct Findings(BTreeMap<String, Vec<String>>);
@@ -169,8 +69,8 @@ impl Findings {
         self.0.entry(kind.into()).or_default().push(example.into());
     }
 
-    fn lines(self) -> Vec<String> {
-        let line = |(kind, examples): (String, Vec<String>)| {
+    fn cases(self) -> Vec<Case> {
+        let case = |(kind, examples): (String, Vec<String>)| {
             let mut shown: Vec<&str> = Vec::new();
             for example in &examples {
                 let is_new = !example.is_empty() && !shown.contains(&example.as_str());
@@ -179,19 +79,24 @@ impl Findings {
                 }
             }
             let n = examples.len();
-            if shown.is_empty() {
-                format!("{kind} ({n})")
+            let problem = if shown.is_empty() {
+                format!("n = {n}")
             } else {
-                format!("{kind} ({n}): {}", shown.join(" | "))
-            }
+                format!("n = {n}: {}", shown.join(" | "))
+            };
+            Case::new(CLASS, &kind, "").judged(Verdict::Fail, [problem])
         };
-        self.0.into_iter().map(line).collect()
+        self.0.into_iter().map(case).collect()
     }
 }
 
 /// Evaluates a run. A pure function of the observations.
 #[must_use]
-pub fn judge(spec: &RestartSpec, observed: &Observed, records: &[Record]) -> Proof {
+pub fn judge(
+    spec: &RestartSpec,
+    observed: &Observed,
+    records: &[Record],
+) -> Report<RestartFigures> {
     let mut findings = Findings::default();
     let mut restarts: Vec<RestartReport> = observed.restarts.iter().map(numbers).collect();
     let mut done = BTreeMap::new();
@@ -240,16 +145,26 @@ pub fn judge(spec: &RestartSpec, observed: &Observed, records: &[Record]) -> Pro
         }
         check_load(&done, &restarts, &mut findings);
     }
-    Proof {
+    let mut cases = findings.cases();
+    if cases.is_empty() {
+        let bare = observed.bare.as_ref().map_or(0, |bare| bare.starts);
+        let doubt = (restarts.is_empty() && bare == 0).then_some("the server was not restarted");
+        cases.push(Case::promise(CLASS, PROMISE, doubt));
+    }
+    Report {
         format: FORMAT,
-        ended: observed.ended,
+        suite: Suite::Restarts,
+        target: None,
+        cases,
         seconds: observed.seconds,
-        sandboxes: spec.sandboxes,
-        seed: spec.seed,
-        restarts,
-        done,
-        bare: observed.bare.clone(),
-        findings: findings.lines(),
+        figures: RestartFigures {
+            ended: observed.ended,
+            sandboxes: spec.sandboxes,
+            seed: spec.seed,
+            restarts,
+            done,
+            bare: observed.bare.clone(),
+        },
     }
 }
 

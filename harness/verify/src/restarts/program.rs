@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::spec::Builds;
+use super::Builds;
 
 /// The executable. Dropping it removes the directory of its copy.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io,
+    ops::Range,
     os::{fd::AsFd, unix::fs::FileExt},
     path::{Path, PathBuf},
 };
@@ -10,6 +11,8 @@ use std::{
 use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 use memchr::memmem;
 use nix::unistd::{Whence, lseek64};
+
+use crate::process;
 
 const CHUNK: usize = 4 << 20;
 
@@ -136,16 +139,11 @@ impl Needles {
 
     /// Counts in all memory that a dump of the process would contain.
     pub(super) fn count_memory(&self, pid: u32, hits: &mut Hits) -> io::Result<()> {
-        let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
         let memory = File::open(format!("/proc/{pid}/mem"))?;
-        for line in maps.lines() {
-            let (range, rest) = line.split_once(' ').unwrap_or_default();
-            let Some((from, to)) = range.split_once('-') else {
-                continue;
-            };
-            let number = |text| u64::from_str_radix(text, 16).unwrap_or(0);
-            if rest.starts_with('r') {
-                self.count_range(Forms::Plain, &memory, number(from), number(to), hits);
+        for mapping in process::mappings(pid)? {
+            if mapping.rights.starts_with('r') {
+                let Range { start, end } = mapping.range;
+                self.count_range(Forms::Plain, &memory, start, end, hits);
             }
         }
         Ok(())

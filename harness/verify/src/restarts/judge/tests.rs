@@ -3,10 +3,8 @@
 use std::{path::PathBuf, time::Duration};
 
 use super::*;
-use crate::{
-    restarts::{event::Fate, report},
-    setup::Setup,
-};
+use crate::{restarts::event::Fate, setup::Setup};
+use testbed::exit::End;
 
 const MS: u64 = 1_000_000;
 
@@ -88,7 +86,23 @@ fn load(down: (u64, u64)) -> Vec<Record> {
 fn findings(kind: Kind, extra: Vec<Record>) -> Vec<String> {
     let mut records = load((1000, 1300));
     records.extend(extra);
-    judge(&spec(), &observed(vec![restart(kind)]), &records).findings
+    found(&judge(&spec(), &observed(vec![restart(kind)]), &records))
+}
+
+/// The findings, each as `NAME (NUMBER): EXAMPLES`.
+fn found(report: &Report<RestartFigures>) -> Vec<String> {
+    let failed = report
+        .cases
+        .iter()
+        .filter(|case| case.verdict == Verdict::Fail);
+    let text = |case: &Case| {
+        let problem = case.problems[0].strip_prefix("n = ").unwrap();
+        match problem.split_once(": ") {
+            Some((n, examples)) => format!("{} ({n}): {examples}", case.name),
+            None => format!("{} ({problem})", case.name),
+        }
+    };
+    failed.map(text).collect()
 }
 
 fn failed(cause: Cause) -> Seen {
@@ -106,7 +120,7 @@ fn a_server_that_loses_nothing_passes() {
         &load((1000, 1300)),
     );
     assert_eq!(proof.end(), End::Pass);
-    let numbers = &proof.restarts[0];
+    let numbers = &proof.figures.restarts[0];
     assert_eq!(numbers.connected_ms, Some(10.0));
     assert_eq!(numbers.answered_ms, Some(290.0));
     assert_eq!(numbers.reached_ms, [390.0]);
@@ -177,17 +191,17 @@ fn a_dropped_sandbox_is_found_by_its_clients_by_the_driver_and_at_the_end() {
     lost.reached = vec![Reached::Lost("a contains 6 instead of 7..=7".to_owned())];
     let proof = judge(&spec(), &observed(vec![lost]), &load((1000, 1300)));
     assert_eq!(
-        proof.findings,
+        found(&proof),
         [
             "unplanned restart: a sandbox or its memory is lost (1): restart 0: a contains 6 instead of 7..=7"
         ]
     );
-    assert_eq!(proof.restarts[0].lost, 1);
+    assert_eq!(proof.figures.restarts[0].lost, 1);
     let mut seen = observed(vec![restart(Kind::Unplanned)]);
     seen.existing = Some(Existing::default());
     let proof = judge(&spec(), &seen, &load((1000, 1300)));
     assert_eq!(
-        proof.findings,
+        found(&proof),
         ["answers and state disagree (1): sandbox a was running, and does not run"]
     );
     assert_eq!(proof.end(), End::GateFailed);
@@ -204,14 +218,13 @@ fn limits_apply_to_what_was_measured_and_to_what_never_came() {
     let mut silent = restart(Kind::Unplanned);
     silent.answered_ns = None;
     let seen = observed(vec![restart(Kind::Unplanned)]);
-    let found = judge(&spec, &seen, &load((1000, 1300))).findings;
     assert_eq!(
-        found,
+        found(&judge(&spec, &seen, &load((1000, 1300)))),
         [
             "unplanned restart: an answer to new connections took longer than 299ms (1): restart 0: 300 ms"
         ]
     );
-    let found = judge(&spec, &observed(vec![silent]), &load((1000, 1300))).findings;
+    let found = found(&judge(&spec, &observed(vec![silent]), &load((1000, 1300))));
     assert_eq!(found.len(), 2, "{found:?}");
     assert!(
         found.contains(&"unplanned restart: the first answer never came (1): restart 0".to_owned())
@@ -232,7 +245,7 @@ fn a_failed_start_and_a_client_that_never_succeeded_are_findings() {
     let mut records = load((1000, 1000));
     records.retain(|record| !matches!(record, Record::Event(event) if event.work == Work::Upload));
     assert_eq!(
-        judge(&spec(), &seen, &records).findings,
+        found(&judge(&spec(), &seen, &records)),
         [
             "a start without load failed (1): Address already in use",
             "planned restart: the start failed (1): restart 0: exited",
@@ -272,10 +285,10 @@ fn reports_contain_distributions_failures_and_findings() {
     let mut seen = observed(vec![restart(Kind::Unplanned), planned]);
     seen.restarts[0].settled_ns = 1500 * MS;
     let proof = judge(&spec(), &seen, &records);
-    insta::assert_snapshot!("terminal", report::terminal(&proof));
-    insta::assert_snapshot!("markdown", report::markdown(&proof));
-    insta::assert_snapshot!("junit", report::junit(&proof));
-    insta::assert_snapshot!("plot", report::plot(&proof));
-    let read: Proof = serde_json::from_str(&report::json(&proof)).unwrap();
+    insta::assert_snapshot!("terminal", proof.terminal());
+    insta::assert_snapshot!("markdown", proof.markdown());
+    insta::assert_snapshot!("junit", proof.junit());
+    insta::assert_snapshot!("plot", proof.figures.plot());
+    let read: Report<RestartFigures> = serde_json::from_str(&proof.json()).unwrap();
     assert_eq!(read, proof);
 }

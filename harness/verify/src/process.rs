@@ -11,18 +11,18 @@ use std::{
 use model::ProcessStat;
 
 /// State of a process, a letter as in proc_pid_stat(5). `None` if there is no such process.
-pub(super) fn state(pid: u32) -> Option<char> {
+pub(crate) fn state(pid: u32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     Some(ProcessStat::parse(&stat)?.state)
 }
 
 /// Whether a process exists and is not a zombie.
-pub(super) fn is_alive(pid: u32) -> bool {
+pub(crate) fn is_alive(pid: u32) -> bool {
     state(pid).is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
 /// Waits up to `timeout` for a process to end. Returns whether it has ended.
-pub(super) fn ends_within(pid: u32, timeout: Duration) -> bool {
+pub(crate) fn ends_within(pid: u32, timeout: Duration) -> bool {
     let deadline = Instant::now() + timeout;
     while is_alive(pid) && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(1));
@@ -31,13 +31,13 @@ pub(super) fn ends_within(pid: u32, timeout: Duration) -> bool {
 }
 
 /// Value of a line of /proc/PID/status. `None` if there is no such line or process.
-pub(super) fn status(pid: u32, name: &str) -> Option<String> {
+pub(crate) fn status(pid: u32, name: &str) -> Option<String> {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     line(&text, name)
 }
 
 /// Value of a line of a `status` file, with single blanks between its words.
-pub(super) fn line(text: &str, name: &str) -> Option<String> {
+pub(crate) fn line(text: &str, name: &str) -> Option<String> {
     let rest = text
         .lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -45,18 +45,18 @@ pub(super) fn line(text: &str, name: &str) -> Option<String> {
 }
 
 /// Target of a link in /proc/PID. `None` if it cannot be read.
-pub(super) fn link(pid: u32, name: &str) -> Option<PathBuf> {
+pub(crate) fn link(pid: u32, name: &str) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{pid}/{name}")).ok()
 }
 
 /// Whether a process is in a different namespace of this kind than the suite.
-pub(super) fn has_other_namespace(pid: u32, namespace: &str) -> bool {
+pub(crate) fn has_other_namespace(pid: u32, namespace: &str) -> bool {
     let of = |pid: u32| link(pid, &format!("ns/{namespace}"));
     of(pid).is_some_and(|theirs| of(std::process::id()) != Some(theirs))
 }
 
 /// Soft and hard limit of a process, as in /proc/PID/limits.
-pub(super) fn limit(pid: u32, name: &str) -> io::Result<[String; 2]> {
+pub(crate) fn limit(pid: u32, name: &str) -> io::Result<[String; 2]> {
     let text = fs::read_to_string(format!("/proc/{pid}/limits"))?;
     let rest = text.lines().find_map(|line| line.strip_prefix(name));
     let mut words = rest
@@ -73,10 +73,10 @@ pub(super) fn limit(pid: u32, name: &str) -> io::Result<[String; 2]> {
 
 /// One line of /proc/PID/maps.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mapping {
-    pub(super) range: Range<u64>,
-    pub(super) rights: String,
-    pub(super) name: String,
+pub(crate) struct Mapping {
+    pub(crate) range: Range<u64>,
+    pub(crate) rights: String,
+    pub(crate) name: String,
 }
 
 impl Mapping {
@@ -91,27 +91,27 @@ impl Mapping {
         })
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         usize::try_from(self.range.end - self.range.start).unwrap_or(usize::MAX)
     }
 
-    pub(super) fn is_executable(&self) -> bool {
+    pub(crate) fn is_executable(&self) -> bool {
         self.rights.contains('x')
     }
 
     /// Whether this is an executable mapping of a file.
-    pub(super) fn is_text(&self) -> bool {
+    pub(crate) fn is_text(&self) -> bool {
         self.is_executable() && self.name.starts_with('/')
     }
 }
 
-pub(super) fn mappings(pid: u32) -> io::Result<Vec<Mapping>> {
+pub(crate) fn mappings(pid: u32) -> io::Result<Vec<Mapping>> {
     let text = fs::read_to_string(format!("/proc/{pid}/maps"))?;
     Ok(text.lines().filter_map(Mapping::parse).collect())
 }
 
 /// Descriptors of a process, each with the target of its link in /proc/PID/fd.
-pub(super) fn descriptors(pid: u32) -> io::Result<Vec<(u32, PathBuf)>> {
+pub(crate) fn descriptors(pid: u32) -> io::Result<Vec<(u32, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
         let entry = entry?;
