@@ -16,6 +16,7 @@
 pub mod cases;
 pub mod evaluate;
 mod l7;
+mod observed;
 mod sandbox;
 mod scripts;
 mod select;

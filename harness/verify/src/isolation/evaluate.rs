@@ -5,6 +5,7 @@ use netprobe::{Action, Finding, Outcome, dns};
 
 use super::{
     cases::{Case, Expect},
+    observed::Observed,
     sandbox::NetworkEvent,
     world::{Place, Seen},
 };
@@ -22,14 +23,15 @@ pub(super) fn not_tried(case: &Case, problems: impl IntoIterator<Item = String>)
         .judged(Verdict::NotTried, problems)
 }
 
-/// Adds the observations of a case that was tried.
-pub(super) fn observed(case: report::Case, finding: &Finding, arrived: [u64; 3]) -> report::Case {
+/// The guest's observation.
+pub(super) fn seen_by_guest(finding: &Finding) -> String {
+    format!("{}: {}", finding.outcome.name(), finding.said)
+}
+
+/// Adds the number of packets that arrived outside, at the host and at the neighbour.
+pub(super) fn with_arrived(case: report::Case, arrived: [u64; 3]) -> report::Case {
     let [outside, host, neighbour] = arrived;
     case.with(
-        "guest",
-        format!("{}: {}", finding.outcome.name(), finding.said),
-    )
-    .with(
         "arrived",
         format!("{outside} outside, {host} at the host, {neighbour} at the neighbour"),
     )
@@ -62,12 +64,15 @@ pub(super) fn evaluate(case: &Case, evidence: Evidence<'_>) -> report::Case {
         count(case, evidence.seen, Place::Host),
         heard(case, evidence),
     ];
-    let mut problems = Vec::new();
-    let verdict = match case.expect {
-        Expect::Blocked => blocked(case, finding, evidence, arrived, &mut problems),
-        Expect::Pass => passed(case, finding, evidence, arrived, &mut problems),
+    let mut found = Observed {
+        guest: seen_by_guest(finding),
+        ..Observed::default()
     };
-    observed(not_tried(case, []), finding, arrived).judged(verdict, problems)
+    match case.expect {
+        Expect::Blocked => blocked(case, finding, evidence, arrived, &mut found),
+        Expect::Pass => passed(case, finding, evidence, arrived, &mut found),
+    }
+    found.judge(with_arrived(not_tried(case, []), arrived))
 }
 
 fn blocked(
@@ -75,42 +80,28 @@ fn blocked(
     finding: &Finding,
     evidence: Evidence<'_>,
     arrived: [u64; 3],
-    problems: &mut Vec<String>,
-) -> Verdict {
-    if finding.outcome == Outcome::Ok {
-        problems.push("the guest got an answer".to_owned());
-    }
+    found: &mut Observed,
+) {
+    found.breach_if(finding.outcome == Outcome::Ok, "the guest got an answer");
     for (count, place) in arrived
         .iter()
         .zip(["outside", "at the host", "at the neighbour"])
     {
-        if *count > 0 {
-            problems.push(format!("{count} packets arrived {place}"));
-        }
+        found.breach_if(*count > 0, format!("{count} packets arrived {place}"));
     }
-    if case.asked == Some(false) && was_asked(case, evidence.seen) {
-        problems.push("the name was looked up outside".to_owned());
-    }
-    if !problems.is_empty() {
-        return Verdict::Breach;
-    }
-    if !case.outcomes().contains(&finding.outcome) {
-        problems.push("the guest saw another kind of refusal than expected".to_owned());
-    }
-    if !is_reported(case, evidence.events) {
-        problems.push(format!(
-            "no event with the reason {}",
-            case.reasons.join(" or ")
-        ));
-    }
-    if evidence.heard.is_none() {
-        problems.push("the neighbour could not listen".to_owned());
-    }
-    if problems.is_empty() {
-        Verdict::Pass
-    } else {
-        Verdict::Unproven
-    }
+    found.breach_if(
+        case.asked == Some(false) && was_asked(case, evidence.seen),
+        "the name was looked up outside",
+    );
+    found.doubt_unless(
+        case.outcomes().contains(&finding.outcome),
+        "the guest saw another kind of refusal than expected",
+    );
+    found.doubt_unless(
+        is_reported(case, evidence.events),
+        format!("no event with the reason {}", case.reasons.join(" or ")),
+    );
+    found.doubt_unless(evidence.heard.is_some(), "the neighbour could not listen");
 }
 
 fn passed(
@@ -118,26 +109,24 @@ fn passed(
     finding: &Finding,
     evidence: Evidence<'_>,
     arrived: [u64; 3],
-    problems: &mut Vec<String>,
-) -> Verdict {
-    if arrived[1] > 0 || arrived[2] > 0 {
-        problems.push("packets arrived at a place that they were not sent to".to_owned());
-        return Verdict::Breach;
-    }
-    if !case.outcomes().contains(&finding.outcome) {
-        problems.push("the control case failed, so blocked traffic proves nothing".to_owned());
-    }
-    if is_to_outside(case) && arrived[0] == 0 {
-        problems.push("no packet arrived outside".to_owned());
-    }
-    if case.asked == Some(true) && !was_asked(case, evidence.seen) {
-        problems.push("the name was never looked up outside".to_owned());
-    }
-    if problems.is_empty() {
-        Verdict::Pass
-    } else {
-        Verdict::Unproven
-    }
+    found: &mut Observed,
+) {
+    found.breach_if(
+        arrived[1] > 0 || arrived[2] > 0,
+        "packets arrived at a place that they were not sent to",
+    );
+    found.doubt_unless(
+        case.outcomes().contains(&finding.outcome),
+        "the control case failed, so blocked traffic proves nothing",
+    );
+    found.doubt_unless(
+        !is_to_outside(case) || arrived[0] > 0,
+        "no packet arrived outside",
+    );
+    found.doubt_unless(
+        case.asked != Some(true) || was_asked(case, evidence.seen),
+        "the name was never looked up outside",
+    );
 }
 
 /// Whether the packets of the case go to a receiver outside. The packets of other cases go to the gateway, for example.

@@ -20,10 +20,7 @@ use super::{
     stage::Stage,
     world::Finishing,
 };
-use crate::{
-    report::{self, Verdict},
-    sandbox::Sandbox,
-};
+use crate::{report, sandbox::Sandbox};
 use outcome::ScriptError;
 pub(super) use traffic::{allowing, send_until};
 
@@ -50,16 +47,8 @@ pub(super) fn try_script(stage: &mut Stage, neighbour: &Sandbox, case: &Case) ->
         Some(Script::Forged) => forged::errors(stage, name),
         None => Err(ScriptError::Failed("the case has no script".to_owned())),
     };
-    let seen = match observed {
-        Err(error) => return not_tried(case, [model::chain(&error)]),
-        Ok(seen) => seen,
-    };
-    let (verdict, problems) = match (seen.breaches, seen.doubts) {
-        (breaches, _) if !breaches.is_empty() => (Verdict::Breach, breaches),
-        (_, doubts) if !doubts.is_empty() => (Verdict::Unproven, doubts),
-        _ => (Verdict::Pass, Vec::new()),
-    };
-    not_tried(case, [])
-        .with("guest", seen.guest)
-        .judged(verdict, problems)
+    match observed {
+        Err(error) => not_tried(case, [model::chain(&error)]),
+        Ok(seen) => seen.judge(not_tried(case, [])),
+    }
 }

@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 use super::{
     IsolationSpec, TargetSpec,
     cases::{self, Case, Class, Expect, Group},
-    evaluate::{is_reported, not_tried, observed},
+    evaluate::{is_reported, not_tried, seen_by_guest, with_arrived},
     sandbox::{self, Customer, NetworkEvent},
     select::{probe, select},
     timing::EVENT_TIMEOUT,
@@ -211,7 +211,9 @@ fn evaluate(case: &Case, evidence: Evidence<'_>) -> report::Case {
         Expect::Blocked => blocked(case, finding, evidence),
     };
     let arrived = [evidence.arrived.unwrap_or(0), 0, 0];
-    observed(not_tried(case, []), finding, arrived).judged(verdict, problem)
+    with_arrived(not_tried(case, []), arrived)
+        .with("guest", seen_by_guest(finding))
+        .judged(verdict, problem)
 }
 
 fn passed(finding: &Finding, evidence: Evidence<'_>) -> (Verdict, Option<&'static str>) {

@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use super::attempts::{Attempt, Expect};
 use crate::{
-    isolation::cases::Class,
+    isolation::{cases::Class, observed::Observed},
     report::{Case, Verdict},
 };
 
@@ -127,16 +127,17 @@ pub(super) fn judge(case: &Attempt, seen: &Seen, secret: &str) -> Case {
         let problem = "the guest's program reported nothing about it";
         return report.judged(Verdict::NotTried, [problem]);
     };
-    let mut judged = Judged::default();
-    judged.guest(case, finding, secret);
-    judged.servers(case, &arrived, secret);
-    judged.doubt_unless(
+    let mut found = Observed {
+        guest: observed(finding),
+        ..Observed::default()
+    };
+    judge_guest(&mut found, case, finding, secret);
+    judge_servers(&mut found, case, &arrived, secret);
+    found.doubt_unless(
         is_recorded(case, &seen.refusals),
         "the server lists no refusal of this request",
     );
-    report
-        .with("guest", observed(finding))
-        .judged(judged.verdict, judged.problems)
+    found.judge(report)
 }
 
 fn expected(case: &Attempt) -> String {
@@ -161,116 +162,81 @@ fn observed(finding: &Finding) -> String {
     }
 }
 
-struct Judged {
-    verdict: Verdict,
-    problems: Vec<String>,
-}
-
-impl Default for Judged {
-    fn default() -> Self {
-        Self {
-            verdict: Verdict::Pass,
-            problems: Vec::new(),
-        }
+fn judge_guest(found: &mut Observed, case: &Attempt, finding: &Finding, secret: &str) {
+    let has_secret = finding.text.contains(secret);
+    if case.expect == Expect::Echoed {
+        found.doubt_unless(has_secret, "the server's answer does not show the header");
+    } else {
+        found.breach_if(has_secret, "the guest received the secret");
     }
-}
-
-impl Judged {
-    fn breach_if(&mut self, is_breach: bool, problem: &str) {
-        if is_breach {
-            self.verdict = Verdict::Breach;
-            self.problems.push(problem.to_owned());
-        }
+    for text in &case.never {
+        let received = format!("the guest received {text:?}");
+        found.breach_if(finding.text.contains(text), received);
     }
-
-    fn doubt_unless(&mut self, holds: bool, problem: &str) {
-        if !holds {
-            if self.verdict == Verdict::Pass {
-                self.verdict = Verdict::Unproven;
-            }
-            self.problems.push(problem.to_owned());
+    let last = finding.statuses.last();
+    let is_expected = match (case.expect, case.status.as_slice()) {
+        // HTTP/2 responses arrive in any order.
+        (Expect::Refused, [_, ..]) => {
+            let mut statuses = finding.statuses.iter();
+            statuses.any(|status| case.status.contains(status))
         }
-    }
-
-    fn guest(&mut self, case: &Attempt, finding: &Finding, secret: &str) {
-        let has_secret = finding.text.contains(secret);
-        if case.expect == Expect::Echoed {
-            self.doubt_unless(has_secret, "the server's answer does not show the header");
-        } else {
-            self.breach_if(has_secret, "the guest received the secret");
+        (_, [_, ..]) => last.is_some_and(|last| case.status.contains(last)),
+        (Expect::Ruled | Expect::Bare | Expect::Echoed, []) => last == Some(&200),
+        // An alert, the end of the connection, or an HTTP error.
+        (Expect::Refused, []) => {
+            let is_end = ["alert", "closed", "reset", "goaway"].contains(&&*finding.ended);
+            // The response was not TLS.
+            let is_end = is_end || finding.ended.starts_with("tls: ");
+            is_end || last.is_some_and(|last| *last >= 400)
         }
-        for text in &case.never {
-            let received = format!("the guest received {text:?}");
-            self.breach_if(finding.text.contains(text), &received);
-        }
-        let last = finding.statuses.last();
-        let is_expected = match (case.expect, case.status.as_slice()) {
-            // HTTP/2 responses arrive in any order.
-            (Expect::Refused, [_, ..]) => {
-                let mut statuses = finding.statuses.iter();
-                statuses.any(|status| case.status.contains(status))
-            }
-            (_, [_, ..]) => last.is_some_and(|last| case.status.contains(last)),
-            (Expect::Ruled | Expect::Bare | Expect::Echoed, []) => last == Some(&200),
-            // An alert, the end of the connection, or an HTTP error.
-            (Expect::Refused, []) => {
-                let is_end = ["alert", "closed", "reset", "goaway"].contains(&&*finding.ended);
-                // The response was not TLS.
-                let is_end = is_end || finding.ended.starts_with("tls: ");
-                is_end || last.is_some_and(|last| *last >= 400)
-            }
-            (Expect::RuledOrRefused, []) => true,
-        };
-        self.doubt_unless(
-            is_expected,
-            &format!("the guest saw: {}", observed(finding)),
-        );
-        if let Some(issuer) = &case.issuer {
-            let is_other = finding.issuer != *issuer;
-            self.breach_if(
-                is_other,
-                &format!("the certificate was issued by: {}", finding.issuer),
-            );
-        }
-        if let Some(protocol) = &case.protocol {
-            let offered = format!("the protocol is {:?}", finding.alpn);
-            self.doubt_unless(finding.alpn.as_ref() == Some(protocol), &offered);
-        }
-        if let Some(ticket) = case.ticket {
-            self.breach_if(
-                finding.ticket != ticket,
-                "the guest got a ticket of a session",
-            );
-        }
-    }
-
-    fn servers(&mut self, case: &Attempt, arrived: &[&Arrival], secret: &str) {
-        let with_secret = arrived.iter().filter(|arrival| arrival.has(secret)).count();
-        let with_own = arrived.iter().any(|arrival| arrival.has(OWN));
-        let is_ruled = with_secret == arrived.len();
-        match case.expect {
-            Expect::Refused => self.breach_if(!arrived.is_empty(), "it arrived at a server"),
-            Expect::Bare => {
-                self.doubt_unless(!arrived.is_empty(), "it did not arrive");
-                self.breach_if(with_secret > 0, "a request without rule had the secret");
-            }
-            Expect::Ruled | Expect::Echoed | Expect::RuledOrRefused => {
-                let may_be_refused = case.expect == Expect::RuledOrRefused;
-                self.doubt_unless(may_be_refused || !arrived.is_empty(), "it did not arrive");
-                self.breach_if(with_own, "the guest's own header arrived");
-                self.breach_if(!is_ruled, "it arrived without the rule's header");
-            }
-        }
-        if let Some(text) = &case.arrives_without {
-            let has = arrived.iter().any(|arrival| arrival.has(text));
-            self.breach_if(has, &format!("{text:?} arrived"));
-        }
-        let requests: usize = arrived.iter().map(|arrival| arrival.requests).sum();
-        self.breach_if(
-            case.once && requests > 1,
-            "a server saw more than one request",
+        (Expect::RuledOrRefused, []) => true,
+    };
+    found.doubt_unless(is_expected, format!("the guest saw: {}", observed(finding)));
+    if let Some(issuer) = &case.issuer {
+        let is_other = finding.issuer != *issuer;
+        found.breach_if(
+            is_other,
+            format!("the certificate was issued by: {}", finding.issuer),
         );
     }
+    if let Some(protocol) = &case.protocol {
+        let offered = format!("the protocol is {:?}", finding.alpn);
+        found.doubt_unless(finding.alpn.as_ref() == Some(protocol), offered);
+    }
+    if let Some(ticket) = case.ticket {
+        found.breach_if(
+            finding.ticket != ticket,
+            "the guest got a ticket of a session",
+        );
+    }
+}
+
+fn judge_servers(found: &mut Observed, case: &Attempt, arrived: &[&Arrival], secret: &str) {
+    let with_secret = arrived.iter().filter(|arrival| arrival.has(secret)).count();
+    let with_own = arrived.iter().any(|arrival| arrival.has(OWN));
+    let is_ruled = with_secret == arrived.len();
+    match case.expect {
+        Expect::Refused => found.breach_if(!arrived.is_empty(), "it arrived at a server"),
+        Expect::Bare => {
+            found.doubt_unless(!arrived.is_empty(), "it did not arrive");
+            found.breach_if(with_secret > 0, "a request without rule had the secret");
+        }
+        Expect::Ruled | Expect::Echoed | Expect::RuledOrRefused => {
+            let may_be_refused = case.expect == Expect::RuledOrRefused;
+            found.doubt_unless(may_be_refused || !arrived.is_empty(), "it did not arrive");
+            found.breach_if(with_own, "the guest's own header arrived");
+            found.breach_if(!is_ruled, "it arrived without the rule's header");
+        }
+    }
+    if let Some(text) = &case.arrives_without {
+        let has = arrived.iter().any(|arrival| arrival.has(text));
+        found.breach_if(has, format!("{text:?} arrived"));
+    }
+    let requests: usize = arrived.iter().map(|arrival| arrival.requests).sum();
+    found.breach_if(
+        case.once && requests > 1,
+        "a server saw more than one request",
+    );
 }
 
 #[cfg(test)]

@@ -10,10 +10,11 @@ use std::{
 use netprobe::{Action, frame::checksum};
 
 use super::{
-    outcome::{Observed, ScriptError},
+    outcome::ScriptError,
     traffic::{SILENT, address, allowing, host_of, join, numbered, probe, received_nothing},
 };
 use crate::isolation::{
+    observed::Observed,
     stage::Stage,
     timing::{BLOCKED_MS, PASS_MS},
     world::HOST4,

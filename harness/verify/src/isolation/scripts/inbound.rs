@@ -5,12 +5,13 @@ use std::{thread, time::Duration};
 use netprobe::Action;
 
 use super::{
-    outcome::{Observed, ScriptError},
+    outcome::ScriptError,
     traffic::{
         SILENT, address, allowing, host_of, join, numbered, probe, received_nothing, send_until,
     },
 };
 use crate::isolation::{
+    observed::Observed,
     stage::Stage,
     timing::{ECHO, PASS_MS},
     world::HOST4,

@@ -5,11 +5,12 @@ use std::time::Instant;
 use netprobe::{Action, Outcome};
 
 use super::{
-    outcome::{Observed, ScriptError},
+    outcome::ScriptError,
     traffic::{FIRST, SECOND, TIMEOUT, address, allowing, host_of, numbered, probe, summary, to},
 };
 use crate::{
     isolation::{
+        observed::Observed,
         stage::Stage,
         timing::{BLOCKED_MS, PASS_MS},
         world::Seen,

@@ -5,11 +5,12 @@ use std::{net::Ipv4Addr, thread};
 use netprobe::{Action, Finding, Outcome};
 
 use super::{
-    outcome::{Observed, ScriptError},
+    outcome::ScriptError,
     traffic::{address, allowing, host_of, is_reported, join, probe},
 };
 use crate::{
     isolation::{
+        observed::Observed,
         sandbox::NetworkEvent,
         stage::Stage,
         timing::{ECHO, PASS_MS},

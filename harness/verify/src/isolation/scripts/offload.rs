@@ -17,12 +17,13 @@ use netprobe::{
 };
 
 use super::{
-    outcome::{Observed, ScriptError},
+    outcome::ScriptError,
     traffic::{address, allowing, is_reported, probe, summary},
     vmm::Vmm,
 };
 use crate::{
     isolation::{
+        observed::Observed,
         stage::Stage,
         timing::PASS_MS,
         world::{Finishing, HOST4, Place, Seen},

@@ -6,13 +6,14 @@ use netprobe::{Action, Finding, Outcome};
 use serde_json::json;
 
 use super::{
-    outcome::{Observed, ScriptError},
+    outcome::ScriptError,
     traffic::{
         FIRST, SECOND, THIRD, TIMEOUT, address, allowing, host_of, is_reported, join, numbered,
         only, probe, summary, to,
     },
 };
 use crate::isolation::{
+    observed::Observed,
     sandbox::NetworkEvent,
     stage::Stage,
     timing::{BLOCKED_MS, PASS_MS},

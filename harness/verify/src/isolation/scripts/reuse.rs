@@ -9,7 +9,7 @@ use netprobe::{Action, Outcome};
 use nix::sys::signal::{Signal, kill};
 
 use super::{
-    outcome::{Observed, ScriptError},
+    outcome::ScriptError,
     traffic::{
         FIRST, SILENT, TIMEOUT, address, allowing, host_of, join, numbered, probe,
         received_nothing, send_until, summary, to,
@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     isolation::{
+        observed::Observed,
         sandbox::Customer,
         stage::Stage,
         timing::{ECHO, PASS_MS},

@@ -9,7 +9,8 @@ use std::{
 use netprobe::{Action, Finding, Outcome, Probe};
 use serde_json::{Map, Value, json};
 
-use super::outcome::{Observed, ScriptError};
+use super::outcome::ScriptError;
+use crate::isolation::observed::Observed;
 use crate::{
     isolation::{
         sandbox::NetworkEvent,
