@@ -209,15 +209,12 @@ pub enum TargetKind {
     E2b,
     /// A CubeSandbox server: E2B's API with different status codes.
     Cubesandbox,
-    /// A program that speaks the protocol of docs/measure/adapters.md.
+    /// A program that speaks the protocol of docs/measure/adapters.md. Older recorded runs have kinds of their own for the
+    /// systems whose adapters are now in scenarios/adapters.
+    #[serde(alias = "bubblewrap", alias = "runc", alias = "crun", alias = "runsc")]
     Adapter,
     /// Processes of the host.
     Process,
-    Bubblewrap,
-    Runc,
-    Crun,
-    /// gVisor.
-    Runsc,
 }
 
 impl TargetKind {
@@ -230,10 +227,6 @@ impl TargetKind {
             Self::Cubesandbox => "cubesandbox",
             Self::Adapter => "adapter",
             Self::Process => "process",
-            Self::Bubblewrap => "bubblewrap",
-            Self::Runc => "runc",
-            Self::Crun => "crun",
-            Self::Runsc => "runsc",
         }
     }
 
@@ -354,14 +347,7 @@ impl TargetSpec {
             (TargetKind::E2b, Some(_)) | (TargetKind::Cubesandbox | TargetKind::Adapter, _) => {
                 Place::Elsewhere
             }
-            (
-                TargetKind::Process
-                | TargetKind::Bubblewrap
-                | TargetKind::Runc
-                | TargetKind::Crun
-                | TargetKind::Runsc,
-                _,
-            ) => Place::HostKernel,
+            (TargetKind::Process, _) => Place::HostKernel,
         }
     }
 }

@@ -47,7 +47,7 @@ use crate::{
     run::Runner,
     scenario::Scenario,
     summary::fold::{self, Summary},
-    target::{host_process::HostProcess, oci},
+    target::host_process::HostProcess,
 };
 use subjects::Surroundings;
 use systems::Systems;
@@ -186,7 +186,6 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> SessionError {
 /// # Errors
 /// Returns [`SessionError::Io`] if the run root cannot be listed or is writable by other users.
 pub fn sweep(run_root: &Path) -> Result<(), SessionError> {
-    oci::sweep(run_root).map_err(at(run_root))?;
     let swept = leftovers::sweep(run_root).map_err(at(run_root))?;
     if let Some(text) = swept.describe() {
         eprintln!("cube-bench: {text}");

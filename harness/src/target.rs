@@ -1,8 +1,6 @@
 //! Targets: the interfaces through which a run starts sandboxes or host processes, behind the trait [`Target`].
 
 pub mod adapter;
-pub mod bubblewrap;
-mod command;
 pub mod e2b;
 pub mod forks;
 pub(crate) mod group;
@@ -10,9 +8,6 @@ pub mod host_process;
 pub mod mix;
 pub mod nodes;
 pub mod null;
-pub mod oci;
-pub mod root_tree;
-mod users;
 pub mod vmm_direct;
 
 use model::Timeline;
@@ -221,48 +216,4 @@ fn wrong_output(command: &ExecSpec, output: &Output) -> Failure {
 /// The first 200 bytes of an output, for messages.
 fn shorten(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..bytes.len().min(200)]).into_owned()
-}
-
-/// Value of PATH in sandboxes that share the host's kernel, as in the guests of the template `base`.
-const GUEST_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-
-/// The first line that a program prints for `--version`. `package` is the Debian package that contains the program.
-fn version_of(command: &[String], package: &str) -> Result<Option<String>, Failure> {
-    let program = command.first().map_or("", String::as_str);
-    let mut version = std::process::Command::new(program);
-    version.arg("--version");
-    let timeout = std::time::Duration::from_secs(20);
-    match command::output(&mut version, timeout, program) {
-        Ok(output) => {
-            let text = String::from_utf8_lossy(&output.stdout).into_owned();
-            Ok(text.lines().next().map(str::to_owned))
-        }
-        Err(failure) => Err(Failure {
-            message: format!(
-                "{}: install the Debian package {package}, or name the program in target.command",
-                failure.message
-            ),
-            ..failure
-        }),
-    }
-}
-
-fn refuse_cell(spec: &ExecSpec, who: &str) -> Result<(), Failure> {
-    match spec.cell {
-        None => Ok(()),
-        Some(_) => Err(command::failed(
-            who,
-            FailureCause::Exec,
-            "cells need an interpreter: use exec.argv",
-        )),
-    }
-}
-
-fn read_only(who: &str, path: &str) -> Failure {
-    let why = format!("cannot write {path}: the root of these sandboxes is read-only");
-    command::failed(who, FailureCause::Exec, &why)
-}
-
-fn no_policies(who: &str) -> Failure {
-    command::failed(who, FailureCause::Network, "no network policies")
 }

@@ -569,7 +569,7 @@ impl TargetConfig {
             ("nodes", self.nodes > 0 && self.kind != TargetKind::E2b),
             (
                 "command",
-                !self.command.is_empty() && !has_command(self.kind),
+                !self.command.is_empty() && self.kind != TargetKind::Adapter,
             ),
         ];
         if let Some((key, _)) = given.iter().find(|(_, given)| *given) {
@@ -579,7 +579,10 @@ impl TargetConfig {
             ));
         }
         if self.kind == TargetKind::Adapter && self.command.is_empty() {
-            return Err("target.command is empty, it must name the adapter's program".to_owned());
+            return Err(
+                "target.command is empty, it must name the adapter's program, for example one of scenarios/adapters"
+                    .to_owned(),
+            );
         }
         if self.kind == TargetKind::Cubesandbox && (api_url.is_none() || sandbox_url.is_none()) {
             return Err(
@@ -642,20 +645,6 @@ impl TargetConfig {
             prefault: self.prefault,
             start_timeout: positive("target.start_timeout", &self.start_timeout)?,
         })
-    }
-}
-
-/// Whether the kind starts a program that the scenario may set.
-fn has_command(kind: TargetKind) -> bool {
-    match kind {
-        TargetKind::Adapter
-        | TargetKind::Bubblewrap
-        | TargetKind::Runc
-        | TargetKind::Crun
-        | TargetKind::Runsc => true,
-        TargetKind::VmmDirect | TargetKind::E2b | TargetKind::Cubesandbox | TargetKind::Process => {
-            false
-        }
     }
 }
 

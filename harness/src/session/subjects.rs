@@ -35,15 +35,12 @@ use crate::{
     target::{
         Target,
         adapter::Adapter,
-        bubblewrap::Bubblewrap,
         e2b::{Complaints, Dialect, E2b},
         forks::Forks,
         group::Groups,
         host_process::HostProcess,
         mix::Mix,
         nodes::{Nodes, Stage},
-        oci::{Oci, Runtime},
-        root_tree,
         vmm_direct::{RANDOM, VmmDirect},
     },
 };
@@ -270,7 +267,7 @@ pub(super) fn start(
         }
         (TargetKind::E2b, None) => own_server(scenario, settings, surroundings, host),
         _ => Ok(Subjects {
-            target: of_host(spec, settings, surroundings)?,
+            target: of_host(spec, surroundings)?,
             beside: of_host_or(
                 scenario,
                 beside(scenario, settings, surroundings.run_dir, host)?,
@@ -295,54 +292,20 @@ fn key_of(spec: &TargetSpec) -> Result<String, SessionError> {
 /// A target that is a program on this host.
 fn of_host(
     spec: &TargetSpec,
-    settings: &Settings,
     surroundings: Surroundings<'_>,
 ) -> Result<Box<dyn Target>, SessionError> {
-    let kind = spec.kind.name();
-    let unusable = |why: String| SessionError::Target { kind, why };
-    let root = || {
-        root_tree::of_template(&settings.artifacts, &spec.template).map_err(|e| unusable(chain(&e)))
-    };
-    let run_dir = || Arc::clone(surroundings.run_dir);
-    let container = |runtime| {
-        let name = surroundings.name;
-        let command = spec.command.clone();
-        Oci::new(
-            runtime,
-            name,
-            command,
-            root()?,
-            run_dir(),
-            spec.start_timeout,
-        )
-        .map(|oci| Box::new(oci) as Box<dyn Target>)
-        .map_err(|failure| unusable(failure.message))
-    };
-    match spec.kind {
-        TargetKind::Runc => container(Runtime::Runc),
-        TargetKind::Crun => container(Runtime::Crun),
-        TargetKind::Runsc => container(Runtime::Runsc),
-        TargetKind::Bubblewrap => {
-            let command = if spec.command.is_empty() {
-                vec!["bwrap".to_owned()]
-            } else {
-                spec.command.clone()
-            };
-            let made = Bubblewrap::new(command, root()?, run_dir(), spec.start_timeout);
-            made.map(|made| Box::new(made) as Box<dyn Target>)
-                .map_err(|failure| unusable(failure.message))
-        }
-        TargetKind::Adapter => {
-            let log = format!("adapter-{}.stderr", surroundings.name);
-            let log = surroundings.results.join(log);
-            Adapter::start(&spec.command, &spec.template, spec.start_timeout, &log)
-                .map(|adapter| Box::new(adapter) as Box<dyn Target>)
-                .map_err(|failure| unusable(failure.message))
-        }
+    if spec.kind != TargetKind::Adapter {
         // Validation rejects a CubeSandbox target without URL; the caller prepares the other kinds.
-        TargetKind::Process | TargetKind::VmmDirect | TargetKind::E2b | TargetKind::Cubesandbox => {
-            Ok(Box::new(HostProcess))
-        }
+        return Ok(Box::new(HostProcess));
+    }
+    let log = format!("adapter-{}.stderr", surroundings.name);
+    let log = surroundings.results.join(log);
+    match Adapter::start(&spec.command, &spec.template, spec.start_timeout, &log) {
+        Ok(adapter) => Ok(Box::new(adapter)),
+        Err(failure) => Err(SessionError::Target {
+            kind: spec.kind.name(),
+            why: failure.message,
+        }),
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! There is no create step. Its time is a lower bound for any sandbox on this host at that moment.
 
-pub(super) mod sys;
+mod sys;
 
 use std::{
     io::Read,

@@ -191,7 +191,7 @@ pub fn sweep(root: &Path) -> io::Result<Swept> {
 ///
 /// # Errors
 /// Returns an error if the root exists and cannot be listed, or if other users could have changed it.
-pub fn dead_runs(root: &Path) -> io::Result<Vec<PathBuf>> {
+fn dead_runs(root: &Path) -> io::Result<Vec<PathBuf>> {
     match make_private(root) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         checked => checked?,

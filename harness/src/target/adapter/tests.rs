@@ -95,6 +95,29 @@ fn the_example_of_the_documentation_works() {
 }
 
 #[test]
+fn the_adapters_of_this_repository_name_the_package_of_a_program_that_is_missing() {
+    let stage = Stage::set();
+    for file in ["bubblewrap.py", "oci.py"] {
+        let file = format!(
+            "{}/../scenarios/adapters/{file}",
+            env!("CARGO_MANIFEST_DIR")
+        );
+        let command = ["python3", &file, "artifacts", "/no/such"].map(str::to_owned);
+        let failure = Adapter::start(&command, "base", LONG, &stage.log());
+        let failure = failure.err().unwrap();
+        if failure.cause == FailureCause::Spawn {
+            eprintln!("skipped: no python3");
+            return;
+        }
+        assert!(
+            failure.message.contains("install the Debian package"),
+            "{}",
+            failure.message
+        );
+    }
+}
+
+#[test]
 fn a_program_that_is_missing_or_speaks_another_version_is_refused() {
     let stage = Stage::set();
     let missing = Adapter::start(&["/no/such".to_owned()], "base", LONG, &stage.log());
