@@ -14,7 +14,6 @@ pub(crate) use host::beside;
 use std::path::PathBuf;
 
 use clap::Args;
-use model::OPTIONS_FILE;
 use serde::Serialize;
 
 use options::Options;
@@ -23,12 +22,12 @@ use crate::{context::Context, failure::Failure};
 
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
-    /// State directory of the server [default: from its options file]
+    /// State directory of the server [default: from its configuration]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Options file of the server
-    #[arg(long, value_name = "FILE", default_value = OPTIONS_FILE)]
-    config: PathBuf,
+    /// Configuration file of the server [default: /etc/cube/cube.toml if it exists]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Also start, clone, measure and attack sandboxes on this host for some minutes, and write the results to
     /// FILE, which contains no secrets
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "cube-selftest.json")]

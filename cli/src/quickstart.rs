@@ -24,7 +24,7 @@ const STEP: Duration = Duration::from_millis(200);
 
 #[derive(Args, Debug)]
 pub(crate) struct QuickstartArgs {
-    /// State directory of the server [default: from its options file]
+    /// State directory of the server [default: from its configuration]
     #[arg(long, value_name = "DIR")]
     state: Option<std::path::PathBuf>,
 }

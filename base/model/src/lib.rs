@@ -1,5 +1,5 @@
 //! Vocabulary that several crates share: sizes, start phases, the specification of a VM, the identity of a clone,
-//! the manifest of a template, the server's options file, hex digits, and a line of /proc/PID/stat. The only system call is in
+//! the manifest of a template, the paths of an installed server, hex digits, and a line of /proc/PID/stat. The only system call is in
 //! [`clock`]; nothing here does I/O.
 
 mod chain;
@@ -7,7 +7,7 @@ pub mod clock;
 pub mod guest;
 mod hex;
 mod identity;
-mod options;
+mod installation;
 mod phase;
 mod process;
 mod sandbox;
@@ -18,7 +18,7 @@ mod template;
 pub use chain::chain;
 pub use hex::{hex, is_sha256};
 pub use identity::{EntropySeed, Identity};
-pub use options::{BadOption, CONFIG_FILE, OPTIONS_FILE, STATE_DIR, options};
+pub use installation::{CONFIG_FILE, STATE_DIR};
 pub use phase::{StartPhase, Timeline};
 pub use process::ProcessStat;
 pub use sandbox::{SandboxId, SandboxIdError};

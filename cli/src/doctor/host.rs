@@ -156,7 +156,7 @@ fn kernel(release: &str) -> Finding {
         format!("Linux {release} cannot isolate the networks of sandboxes"),
         format!(
             "boot Linux {major}.{minor} or newer (Debian 12: linux-image-amd64 of bookworm-backports), or give sandboxes no \
-             network: `network = none` in /etc/cube/server.conf"
+             network: `mode = \"none\"` below [network] in /etc/cube/cube.toml"
         ),
     )
 }
@@ -237,7 +237,7 @@ fn cgroups(root: &Path, mounts: &str) -> Finding {
         "cgroups",
         format!("no controllers for {}", lacking.join(", ")),
         "boot without cgroup_disable=; in a container, delegate the controllers; or run sandboxes without these limits: \
-         `allow-missing-limits` in /etc/cube/server.conf",
+         `allow_missing_limits = true` below [sandbox] in /etc/cube/cube.toml",
     )
 }
 
@@ -331,7 +331,7 @@ fn disk(state: &Path) -> Finding {
         return Finding::ok("disk", found);
     }
     let cure = format!(
-        "a server with its reserve needs {} MiB: free some, or set `state` to a larger disk in /etc/cube/server.conf",
+        "a server with its reserve needs {} MiB: free some, or set `state` below [server] to a larger disk in /etc/cube/cube.toml",
         LEAST_DISK >> 20
     );
     Finding::missing("disk", found, cure)

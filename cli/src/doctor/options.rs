@@ -1,10 +1,12 @@
-//! The options of the installed server that affect checks.
+//! The configuration of the installed server, as far as it affects checks.
 
-use std::{fs, io, path::PathBuf};
+use std::{path::PathBuf, process::Command};
 
 use model::STATE_DIR;
+use serde_json::Value;
 
 use super::{DoctorArgs, Finding, Verdict};
+use crate::key::program;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Options {
@@ -21,55 +23,70 @@ pub(super) struct Options {
 }
 
 impl Options {
-    /// Reads the options file. An absent file sets nothing; an unusable file is a finding.
+    /// Asks `cube-api` for the configuration. Mistakes in it are a finding; without the program, which is a finding of
+    /// its own, the defaults count.
     pub(super) fn load(args: &DoctorArgs) -> (Self, Option<Finding>) {
-        let shown = args.config.display();
-        let unusable = |found: String, cure: &str| {
-            let finding = Finding::missing("options", found, cure);
-            (Self::of(&[]), Some(finding))
+        let mut check = Command::new(program());
+        check
+            .args(["config", "check", "--format", "json"])
+            .args(&args.config);
+        let (values, finding) = match check.output() {
+            Err(_) => (Value::Null, None),
+            Ok(done) if done.status.success() => (
+                serde_json::from_slice(&done.stdout).unwrap_or_default(),
+                None,
+            ),
+            Ok(done) => {
+                let why = String::from_utf8_lossy(&done.stderr).trim().to_owned();
+                let finding = Finding::missing(
+                    "configuration",
+                    why,
+                    "correct it, then run `cube server config check`",
+                );
+                (Value::Null, Some(finding))
+            }
         };
-        let (mut options, finding) = match fs::read_to_string(&args.config) {
-            Err(why) if why.kind() == io::ErrorKind::NotFound => (Self::of(&[]), None),
-            Err(why) => unusable(format!("{shown}: {why}"), "run as root"),
-            Ok(text) => match model::options(&text) {
-                Err(why) => unusable(format!("{shown}, {why}"), "correct the line"),
-                Ok(lines) => (Self::of(&lines), None),
-            },
-        };
+        let mut options = Self::of(&values);
         if let Some(state) = &args.state {
             options.state.clone_from(state);
         }
         (options, finding)
     }
 
-    fn of(lines: &[(&str, Option<&str>)]) -> Self {
-        let line = |name: &str| lines.iter().find(|(found, _)| *found == name);
-        let value = |name: &str| line(name).and_then(|(_, value)| *value);
+    /// `checked` is the document of `cube-api config check`.
+    fn of(checked: &Value) -> Self {
+        let items = checked["items"].as_array().map_or(&[][..], Vec::as_slice);
+        let value = |key: &str| {
+            let item = items.iter().find(|item| item["key"] == key);
+            item.map_or(&Value::Null, |item| &item["value"])
+        };
+        let text = |key: &str| value(key).as_str().map(str::to_owned);
+        let texts = |key: &str| {
+            let list = value(key).as_array().into_iter().flatten();
+            list.filter_map(|item| item.as_str().map(str::to_owned))
+        };
         Self {
-            state: value("state").unwrap_or(STATE_DIR).into(),
-            templates: value("templates").map(PathBuf::from),
-            listen: value("listen").map(str::to_owned),
-            has_tls: line("tls-cert").is_some(),
-            denied: (lines.iter())
-                .filter(|(name, _)| *name == "network-deny")
-                .filter_map(|(_, value)| value.map(str::to_owned))
-                .collect(),
-            has_no_network: value("network") == Some("none"),
-            allows_missing_limits: line("allow-missing-limits").is_some(),
+            state: text("server.state").map_or_else(|| STATE_DIR.into(), PathBuf::from),
+            templates: text("pool.templates").map(PathBuf::from),
+            listen: texts("server.listen").next(),
+            has_tls: text("tls.certificate").is_some(),
+            denied: texts("network.denied").collect(),
+            has_no_network: value("network.mode") == "none",
+            allows_missing_limits: value("sandbox.allow_missing_limits") == true,
         }
     }
 
     /// Addresses that the operator denies, if any.
     pub(super) fn denied_addresses(&self) -> Option<Finding> {
         let found = || format!("denied to all sandboxes: {}", self.denied.join(", "));
-        (!self.denied.is_empty()).then(|| Finding::ok("network-deny", found()))
+        (!self.denied.is_empty()).then(|| Finding::ok("denied", found()))
     }
 
     /// Adapts a finding to a server with these options.
     pub(super) fn applied(&self, finding: Finding) -> Finding {
         let option = match finding.check {
-            "kernel" | "tun" | "ebpf" if self.has_no_network => "network = none",
-            "cgroups" if self.allows_missing_limits => "allow-missing-limits",
+            "kernel" | "tun" | "ebpf" if self.has_no_network => "network.mode",
+            "cgroups" if self.allows_missing_limits => "sandbox.allow_missing_limits",
             _ => return finding,
         };
         match finding.verdict {
@@ -85,25 +102,27 @@ impl Options {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
-    fn load(text: &str, state: Option<&str>) -> (Options, Option<Finding>) {
-        let dir = tempfile::tempdir().unwrap();
-        let config = dir.path().join("server.conf");
-        fs::write(&config, text).unwrap();
-        let state = state.map(PathBuf::from);
-        Options::load(&DoctorArgs {
-            state,
-            config,
-            selftest: None,
-        })
+    fn of(keys: &[(&str, Value)]) -> Options {
+        let items = keys
+            .iter()
+            .map(|(key, value)| json!({"key": key, "value": value}));
+        Options::of(&json!({"items": items.collect::<Vec<_>>()}))
     }
 
     #[test]
-    fn options_of_the_file_count() {
-        let text = "state = /srv/cube\ntemplates = /srv/t\nlisten = [::1]:8443\ntls-cert = /x\nnetwork = none\nallow-missing-limits\n";
-        let (options, finding) = load(text, None);
-        assert_eq!(finding, None);
+    fn values_of_the_configuration_count() {
+        let options = of(&[
+            ("server.state", "/srv/cube".into()),
+            ("pool.templates", "/srv/t".into()),
+            ("server.listen", json!(["[::1]:8443"])),
+            ("tls.certificate", "/x".into()),
+            ("network.mode", "none".into()),
+            ("sandbox.allow_missing_limits", true.into()),
+        ]);
         assert_eq!(options.state, PathBuf::from("/srv/cube"));
         assert_eq!(options.templates, Some(PathBuf::from("/srv/t")));
         assert_eq!(options.listen.as_deref(), Some("[::1]:8443"));
@@ -117,24 +136,28 @@ mod tests {
             };
             assert_eq!(found.verdict, expected, "{check}");
         }
-        let denied = load(
-            "network-deny = 203.0.113.0/24\nnetwork-deny = 0.0.0.0/0:25\n",
-            None,
-        )
-        .0;
+        let denied = of(&[("network.denied", json!(["203.0.113.0/24", "0.0.0.0/0:25"]))]);
         let found = denied.denied_addresses().unwrap();
         assert_eq!(found.verdict, Verdict::Ok);
         assert!(
             found.found.ends_with("203.0.113.0/24, 0.0.0.0/0:25"),
             "{found:?}"
         );
-        let (usual, _) = load("", None);
+        let usual = Options::of(&Value::Null);
         assert_eq!(usual.denied_addresses(), None);
         assert_eq!(usual.state, PathBuf::from(STATE_DIR));
         let missing = Finding::missing("kernel", "x", "y");
         assert_eq!(usual.applied(missing.clone()), missing);
-        assert_eq!(load(text, Some("/other")).0.state, PathBuf::from("/other"));
-        let (_, finding) = load("rate = 1\nno option\n", None);
-        assert!(finding.unwrap().found.contains("line 2"));
+    }
+
+    #[test]
+    fn a_named_state_directory_replaces_that_of_the_configuration() {
+        // There is no `cube-api` next to a test, so the defaults count.
+        let (options, _) = Options::load(&DoctorArgs {
+            state: Some("/other".into()),
+            config: None,
+            selftest: None,
+        });
+        assert_eq!(options.state, PathBuf::from("/other"));
     }
 }
