@@ -75,7 +75,7 @@ enum Command {
     },
     /// Compare systems in one run, interleaved: create, first command, removal
     Peers {
-        /// Scenario file with [[peers]] [default: the built-in scenarios/peers.toml]
+        /// Scenario file with mode.kind = "systems" [default: the built-in scenarios/peers.toml]
         scenario: Option<PathBuf>,
         /// Compare the target only with this peer; may be repeated
         #[arg(long, value_name = "NAME")]
@@ -92,6 +92,11 @@ enum Command {
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
+    /// Print a scenario file of an earlier version in the current form, without its comments
+    Rewrite {
+        /// Scenario file with tables such as [beside] or [[peers]] instead of [mode]
+        scenario: PathBuf,
+    },
     /// Print the planned starts of a scenario without running it
     Plan {
         /// Scenario file, such as scenarios/50-concurrent.toml
@@ -103,7 +108,7 @@ enum Command {
         #[arg(long = "set", value_name = "KEY=VALUE")]
         changes: Vec<Change>,
         /// Write the arrivals, templates and lifetimes of the first measured round to this file, which
-        /// arrival.trace replays
+        /// mode.kind = "trace" replays
         #[arg(long, value_name = "FILE")]
         trace: Option<PathBuf>,
         #[arg(long, value_enum, default_value_t)]
@@ -371,7 +376,7 @@ impl Command {
                 options
                     .changes
                     .extend(target.iter().flat_map(target_changes));
-                let loaded = scenario::load_changed(&scenario, work.as_deref(), &options.changes)?;
+                let loaded = load(&scenario, work.as_deref(), &options.changes)?;
                 let mut command = format!("cube-bench run {}", shared_path(&scenario));
                 if let Some(work) = &work {
                     command.push_str(&format!(" --work {}", shared_path(work)));
@@ -388,6 +393,7 @@ impl Command {
                 strict,
                 format,
             } => report(&run, (format, strict.strictness())),
+            Self::Rewrite { scenario } => rewrite(&scenario),
             Self::Plan {
                 scenario,
                 seed,
@@ -395,7 +401,7 @@ impl Command {
                 trace,
                 format,
             } => {
-                let mut scenario = scenario::load_changed(&scenario, None, &changes)?;
+                let mut scenario = load(&scenario, None, &changes)?;
                 scenario.seed = seed.unwrap_or(scenario.seed);
                 match trace {
                     Some(file) => dump_trace(&scenario, &file),
@@ -453,6 +459,26 @@ fn execute_verify(arguments: &[OsString]) -> CommandError {
     CommandError::Verify { path, source }
 }
 
+/// Loads a scenario file. If it has the form of an earlier version, prints the command that shows the current one.
+fn load(path: &Path, work: Option<&Path>, changes: &[Change]) -> Result<Scenario, ScenarioError> {
+    let scenario = scenario::load_changed(path, work, changes)?;
+    if scenario::rewritten(path)?.is_some() {
+        let path = path.display();
+        eprintln!(
+            "cube-bench: {path} has tables of an earlier version instead of [mode]: `cube-bench rewrite {path}` prints its current form"
+        );
+    }
+    Ok(scenario)
+}
+
+fn rewrite(path: &Path) -> Result<End, CommandError> {
+    match scenario::rewritten(path)? {
+        Some(text) => print!("{text}"),
+        None => eprintln!("cube-bench: {} has the current form", path.display()),
+    }
+    Ok(End::Pass)
+}
+
 /// The keys that `--target URL` stands for.
 fn target_changes(url: &String) -> Vec<Change> {
     let texts = [
@@ -468,12 +494,12 @@ fn peers(path: Option<&Path>, only: &[String], options: RunOptions) -> Result<En
     let mut scenario = match path {
         Some(path) => {
             command.push_str(&format!(" {}", path.display()));
-            scenario::load_changed(path, None, &options.changes)?
+            load(path, None, &options.changes)?
         }
         None => scenario::parse_changed("peers", scenario::PEERS, &options.changes)?,
     };
     let known: Vec<&str> = scenario
-        .peers
+        .peers()
         .iter()
         .map(|peer| peer.name.as_str())
         .collect();
@@ -483,8 +509,8 @@ fn peers(path: Option<&Path>, only: &[String], options: RunOptions) -> Result<En
             known: known.join(", "),
         });
     }
-    if !only.is_empty() {
-        scenario.peers.retain(|peer| only.contains(&peer.name));
+    if let Some(peers) = scenario.mode.peers_mut().filter(|_| !only.is_empty()) {
+        peers.retain(|peer| only.contains(&peer.name));
     }
     for name in only {
         command.push_str(&format!(" --only {name}"));

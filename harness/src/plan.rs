@@ -171,8 +171,8 @@ fn without_lives(scenario: &Scenario) -> Plan {
         shapes.push((cold, Row::Cold, deck.deal(1)));
     }
     let mut subjects = vec![Subject::Clone];
-    subjects.extend(scenario.beside.map(|_| Subject::Beside));
-    subjects.extend((0..).zip(&scenario.peers).map(|(n, _)| Subject::Peer(n)));
+    subjects.extend(scenario.beside().map(|_| Subject::Beside));
+    subjects.extend((0..).zip(scenario.peers()).map(|(n, _)| Subject::Peer(n)));
     subjects.extend(scenario.baseline.as_ref().map(|_| Subject::HostProcess));
     for (row, rounds) in [
         (Row::WarmUp, scenario.warmup_rounds),
@@ -471,7 +471,7 @@ mod tests {
     #[test]
     fn a_target_beside_takes_the_middle_and_the_cold_starts() {
         let text = "cold_rounds = 1\nrounds = 2\nwarmup_rounds = 0\n\
-                    [target]\nkind = \"e2b\"\n[beside]\nkind = \"vmm-direct\"";
+                    [target]\nkind = \"e2b\"\n[mode]\nkind = \"beside\"\nwith = \"vmm-direct\"";
         let plan = build(&scenario::parse("t", text).unwrap());
         let subjects: Vec<_> = plan.rounds.iter().map(|r| r.subject).collect();
         let (a, b, c, n) = (
@@ -487,7 +487,7 @@ mod tests {
     #[test]
     fn work_is_dealt_evenly_alike_to_both_targets_and_never_to_warm_ups() {
         let text = "cold_rounds = 1\nrounds = 3\nseed = 4\n[arrival]\nstarts = 4\n\
-                    [target]\nkind = \"e2b\"\n[beside]\nkind = \"vmm-direct\"";
+                    [target]\nkind = \"e2b\"\n[mode]\nkind = \"beside\"\nwith = \"vmm-direct\"";
         let mut s = scenario::parse("t", text).unwrap();
         let item = crate::work::WorkItem {
             id: "a".into(),

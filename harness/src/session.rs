@@ -49,7 +49,7 @@ use crate::{
     summary::fold::{self, Summary},
     target::host_process::HostProcess,
 };
-use subjects::Surroundings;
+use subjects::{Surroundings, cluster};
 use systems::Systems;
 
 /// Paths and programs of one run.
@@ -138,7 +138,7 @@ pub fn run_until(
 ) -> Result<PathBuf, SessionError> {
     // Entering namespaces must come first: it affects only the calling thread, and later threads inherit from it.
     let network = subjects::enter_network(scenario, settings)?;
-    let hub = (scenario.target.nodes > 0).then(Hub::enter).transpose()?;
+    let hub = scenario.cluster().map(|_| Hub::enter()).transpose()?;
     sweep(&settings.run_root)?;
     let mut host = facts::read(&settings.vmm.clone().unwrap_or_else(artifacts::default_vmm));
     // The server is a child of this process, so the process must first enter the run's cgroup.
@@ -149,7 +149,9 @@ pub fn run_until(
         .ok();
     // Servers and clones keep files in this directory, so it must outlive all subjects.
     let run_dir = Arc::new(RunDir::create(&settings.run_root).map_err(at(&settings.run_root))?);
-    let cluster = hub.map(|hub| subjects::cluster(&hub, scenario, settings, &run_dir, &host));
+    let cluster = hub.zip(scenario.cluster());
+    let cluster = cluster
+        .map(|(hub, spec)| cluster::start((&hub, spec), scenario, settings, &run_dir, &host));
     let cluster = cluster.transpose()?;
     let results = results_dir(scenario, settings)?;
     let surroundings = Surroundings {
@@ -158,6 +160,7 @@ pub fn run_until(
         cluster: cluster.as_ref(),
         results: &results,
         name: "target",
+        by: scenario.cluster().map_or(&[], |cluster| &cluster.by),
     };
     let systems = systems::start(scenario, settings, surroundings, &mut host);
     let systems = systems.inspect_err(|_| {
@@ -293,10 +296,9 @@ impl Recording<'_> {
             }
             let noise_events = events.clone();
             scope.spawn(|| noise::watch(&stop_noise, &{ noise_events }));
-            let stage = self.cluster.zip(self.scenario.event);
-            let stage = stage.map(|(cluster, spec)| {
-                subjects::stage(self.scenario, cluster, spec, self.interrupted)
-            });
+            let stage = self
+                .cluster
+                .and_then(|cluster| cluster::stage(self.scenario, cluster, self.interrupted));
             let runner = Runner {
                 scenario: self.scenario,
                 plan: &plan,

@@ -153,7 +153,7 @@ pub fn of_plan(scenario: &Scenario, plan: &Plan, generated_at: String) -> Option
     let is_measured =
         |round: &&crate::plan::Round| round.row == Row::Measured && round.subject == Subject::Clone;
     let round = plan.rounds.iter().find(is_measured)?;
-    let templates: Vec<TraceTemplate> = match scenario.mix.as_slice() {
+    let templates: Vec<TraceTemplate> = match scenario.templates() {
         [] => vec![named(&scenario.target.template, 1)],
         mix => mix
             .iter()
@@ -224,11 +224,15 @@ mod tests {
         let trace = load(&file).unwrap();
         assert_eq!(trace.templates, ["small", "large"]);
         let text = format!(
-            "seed = 3\n[target]\nkind = 'e2b'\n[hold]\nuntil = 'lifetime'\n[arrival]\nkind = 'trace'\ntrace = '{}'",
+            "seed = 3\n[target]\nkind = 'e2b'\n[hold]\nuntil = 'lifetime'\n[mode]\nkind = 'trace'\nfile = '{}'",
             file.display()
         );
         let scenario = scenario::parse("t", &text).unwrap();
-        let names: Vec<_> = scenario.mix.iter().map(|of| of.template.as_str()).collect();
+        let names: Vec<_> = scenario
+            .templates()
+            .iter()
+            .map(|of| of.template.as_str())
+            .collect();
         assert_eq!(names, ["small", "large"]);
         let plan = plan::build(&scenario);
         let round = plan
@@ -244,10 +248,12 @@ mod tests {
         let dumped = of_plan(&scenario, &plan, String::new()).unwrap();
         assert_eq!(check(dumped).unwrap(), trace);
         // Templates of another platform are replaced in the order of the file.
-        let mapped = format!("{text}\n[[mix]]\ntemplate = 'base'\n[[mix]]\ntemplate = 'big'");
+        let mapped = format!(
+            "{text}\n[[mode.templates]]\ntemplate = 'base'\n[[mode.templates]]\ntemplate = 'big'"
+        );
         let scenario = scenario::parse("t", &mapped).unwrap();
-        assert_eq!(scenario.mix[1].template, "big");
-        let short = format!("{text}\n[[mix]]\ntemplate = 'base'");
+        assert_eq!(scenario.templates()[1].template, "big");
+        let short = format!("{text}\n[[mode.templates]]\ntemplate = 'base'");
         let error = scenario::parse("t", &short).unwrap_err().to_string();
         assert!(error.contains("has 2 templates"), "{error}");
     }
@@ -255,7 +261,7 @@ mod tests {
     #[test]
     fn a_drawn_sequence_survives_a_dump() {
         let text = "[target]\nkind = 'e2b'\n[hold]\nuntil = 'lifetime'\nlifetime = '1s..3s'\n[arrival]\nkind = 'open'\n\
-                    starts = 50\nrate_per_s = 20\n[[mix]]\ntemplate = 'a'\nweight = 3\n[[mix]]\ntemplate = 'b'";
+                    starts = 50\nrate_per_s = 20\n[mode]\nkind = 'mix'\n[[mode.templates]]\ntemplate = 'a'\nweight = 3\n[[mode.templates]]\ntemplate = 'b'";
         let scenario = scenario::parse("t", text).unwrap();
         let plan = plan::build(&scenario);
         let dumped = of_plan(&scenario, &plan, String::new()).unwrap();

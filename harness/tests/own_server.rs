@@ -71,9 +71,11 @@ kind = "e2b"
 template = "code-interpreter-v1"
 warm = 1
 start_timeout = "300s"
-[[parent]]
+[mode]
+kind = "forks"
+[[mode.parent]]
 cell = "seen = [1, 2]"
-[[parent]]
+[[mode.parent]]
 upload = "/proc/sys/kernel/ostype"
 to = "/tmp/file"
 [arrival]
@@ -106,8 +108,9 @@ rounds = 4
 warmup_rounds = 0
 [target]
 start_timeout = "120s"
-[beside]
-kind = "vmm-direct"
+[mode]
+kind = "beside"
+with = "vmm-direct"
 prefault = "off"
 [arrival]
 kind = "closed"
@@ -177,8 +180,9 @@ warmup_rounds = 0
 kind = "e2b"
 warm = 1
 start_timeout = "120s"
-[beside]
-kind = "vmm-direct"
+[mode]
+kind = "beside"
+with = "vmm-direct"
 [network]
 kind = "isolated"
 [exec]
@@ -210,9 +214,11 @@ limit = "0"
 const DRAINED: &str = r#"
 rounds = 1
 warmup_rounds = 0
+[mode]
+kind = "cluster"
+nodes = 3
 [target]
 kind = "e2b"
-nodes = 3
 warm = 1
 start_timeout = "120s"
 [arrival]
@@ -220,7 +226,7 @@ kind = "closed"
 starts = 12
 [exec]
 timeout = "120s"
-[event]
+[mode.event]
 kind = "drain-node"
 after = "100ms"
 running = 2
@@ -230,11 +236,11 @@ written = "4MiB"
 until = "exec"
 [baseline]
 kind = "none"
-[[peers]]
+[[mode.systems]]
 name = "second"
 kind = "e2b"
 by = ["b"]
-[[peers]]
+[[mode.systems]]
 name = "alone"
 kind = "e2b"
 warm = 1
@@ -509,13 +515,13 @@ fn cluster_a_scenario_starts_nodes_drains_one_and_leaves_nothing() {
 #[test]
 fn cluster_a_scenario_reports_a_dead_node_and_its_return() {
     let killed = DRAINED
-        .split_once("[[peers]]")
+        .split_once("[[mode.systems]]")
         .unwrap()
         .0
         .replace("drain-node", "kill-node")
         .replace("paused = 1\n", "")
         // The first node forwards its creates, including to the node that dies.
-        .replace("warm = 1", "warm = 1\nclosed = [\"a\"]")
+        .replace("nodes = 3", "nodes = 3\nclosed = [\"a\"]")
         .replace(
             "kind = \"closed\"\nstarts = 12",
             "kind = \"open\"\nstarts = 80",

@@ -44,20 +44,22 @@ starts = 5
 workers = 1
 [exec]
 argv = ["/bin/echo", "ok"]
-[[peers]]
+[mode]
+kind = "systems"
+[[mode.systems]]
 name = "files"
 kind = "adapter"
 command = ["python3", "{}", "{}"]
-[[peers]]
+[[mode.systems]]
 name = "processes"
 kind = "process"
 argv = ["/bin/echo", "yes"]
 expect_stdout = "yes\n"
-[[peers]]
+[[mode.systems]]
 name = "absent"
 kind = "adapter"
 command = ["/no/such/program"]
-[[peers]]
+[[mode.systems]]
 name = "wrong"
 kind = "process"
 expect_stdout = "something else"

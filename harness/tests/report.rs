@@ -261,12 +261,14 @@ fn side<'a>(summary: &'a Summary, facts: &'a HostFacts) -> Side<'a> {
 #[test]
 fn a_report_of_a_cluster_has_the_events_and_names_what_the_nodes_share() {
     let drained = r#"
-[target]
-kind = "e2b"
+[mode]
+kind = "cluster"
 nodes = 3
-[event]
+[mode.event]
 kind = "drain-node"
 running = 2
+[target]
+kind = "e2b"
 [[gates]]
 name = "nothing is lost"
 metric = "event.lost"

@@ -268,7 +268,7 @@ fn idle_clones_have_a_fixed_cost_and_their_cpu_time_is_measured() {
 fn turns_are_compared_with_processes_of_the_host() {
     let Some(stage) = Stage::set() else { return };
     let output = stage.run(concat!(
-        "rounds = 12\nwarmup_rounds = 0\n[baseline]\nkind = \"none\"\n[beside]\nkind = \"host-process\"\n",
+        "rounds = 12\nwarmup_rounds = 0\n[baseline]\nkind = \"none\"\n[mode]\nkind = \"beside\"\nwith = \"host-process\"\n",
         "[exec]\nargv = [\"/bin/echo\", \"ok\"]\n",
         "[[turns]]\nname = \"sleep\"\nargv = [\"/bin/sh\", \"-c\", \"sleep 0.1; echo ok\"]\nexpect_stdout = \"ok\\n\"\n",
     ));

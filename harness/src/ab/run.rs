@@ -186,7 +186,7 @@ fn block_scenario(
     if scenario.steady.is_some() {
         return refuse("its rounds have different rates");
     }
-    if scenario.trace.is_some() {
+    if scenario.trace().is_some() {
         return refuse("its starts come from a trace");
     }
     if scenario.network.is_some() {
@@ -213,8 +213,7 @@ fn block_scenario(
     block.seed = settings.seed.unwrap_or(scenario.seed);
     block.rounds = 1;
     block.cold_rounds = 0;
-    block.beside = None;
-    block.beside_prefault = None;
+    block.mode = scenario.mode.target_only();
     block.baseline = None;
     block.gates.clear();
     if let Some(wanted) = settings.starts {
@@ -284,13 +283,13 @@ mod tests {
     #[test]
     fn a_block_is_one_round_of_clones_with_a_pool_to_match() {
         let text = "rounds = 10\ncold_rounds = 2\n[target]\nkind = \"e2b\"\nwarm = 55\n\
-                    [beside]\nkind = \"vmm-direct\"\n[arrival]\nkind = \"closed\"\nstarts = 50";
+                    [mode]\nkind = \"beside\"\nwith = \"vmm-direct\"\n[arrival]\nkind = \"closed\"\nstarts = 50";
         let scenario = crate::scenario::parse("t", text).unwrap();
         let place = Path::new("a");
         let block = block_scenario(&scenario, &settings(Some(6)), place).unwrap();
         assert_eq!((block.rounds, block.cold_rounds, block.seed), (1, 0, 9));
         assert_eq!((block.arrival.starts(), block.target.warm), (6, 7));
-        assert!(block.beside.is_none() && block.baseline.is_none());
+        assert!(block.beside().is_none() && block.baseline.is_none());
         let block = block_scenario(&scenario, &settings(None), place).unwrap();
         assert_eq!((block.arrival.starts(), block.target.warm), (50, 55));
     }

@@ -71,7 +71,7 @@ impl Ab {
         match (&self.report, self.repeat) {
             (Some(dir), _) => print_report(dir, self.format),
             (None, None) => {
-                let scenario = scenario::load(&self.scenario, None)?;
+                let scenario = super::load(&self.scenario, None, &[])?;
                 let results = self.results_dir(&scenario);
                 self.measure(&scenario, &results, self.seed)?;
                 print_report(&results, self.format)
@@ -90,7 +90,7 @@ impl Ab {
 
     /// Repeats the comparison, and counts the reports that found a change.
     fn repeated(self, times: u32) -> Result<End, CommandError> {
-        let scenario = scenario::load(&self.scenario, None)?;
+        let scenario = super::load(&self.scenario, None, &[])?;
         let results = self.results_dir(&scenario);
         let mut tally = Tally::default();
         for index in 0..times {

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::Args;
 use harness::{
     report::density::DensityReport,
-    scenario::{self, HoldUntil},
+    scenario::HoldUntil,
     session::{RecordedRun, SessionError},
     summary::density::Bounds,
 };
@@ -55,7 +55,7 @@ impl Density {
             }
             self.run
         } else {
-            let scenario = scenario::load_changed(&self.run, None, &self.options.changes)?;
+            let scenario = super::load(&self.run, None, &self.options.changes)?;
             if scenario.hold.until != HoldUntil::End {
                 return Err(CommandError::NotHeld(self.run));
             }

@@ -11,7 +11,6 @@ use harness::{
         self, Options,
         search::{Ended, Search},
     },
-    scenario,
     session::{self, SessionError, Settings},
 };
 use testbed::{artifacts, exit::End};
@@ -50,7 +49,7 @@ pub(super) struct Saturate {
 
 impl Saturate {
     pub(super) fn carry_out(self) -> Result<End, CommandError> {
-        let scenario = scenario::load(&self.scenario, None)?;
+        let scenario = super::load(&self.scenario, None, &[])?;
         let artifacts = self.places.artifacts.unwrap_or_else(artifacts::default_dir);
         let results = self.results.unwrap_or_else(|| {
             let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();

@@ -47,7 +47,7 @@ fn clones(ms: impl Fn(u32, u32) -> Option<u64>) -> Summary {
 
 fn judged(metric: &str, limit: &str, summary: &Summary, grade: Grade) -> GateResult {
     let text = format!(
-        "[target]\nkind='e2b'\n[beside]\nkind='vmm-direct'\n[[turns]]\nname='t'\nargv=['a']\n\
+        "[target]\nkind='e2b'\n[mode]\nkind='beside'\nwith='vmm-direct'\n[[turns]]\nname='t'\nargv=['a']\n\
          [[gates]]\nname='g'\nmetric='{metric}'\nlimit='{limit}'"
     );
     let gates = scenario::parse("t", &text).unwrap().gates;
@@ -276,7 +276,7 @@ fn with_events(seconds: impl Fn(u32) -> Option<u64>, lost: impl Fn(u32) -> u64) 
 fn durations_and_counts_of_events_are_judged_as_others() {
     let judged = |metric: &str, limit: &str, summary: &Summary| {
         let text = format!(
-            "[target]\nkind='e2b'\nnodes=2\n[event]\nkind='drain-node'\n[[gates]]\nname='g'\nmetric='{metric}'\nlimit='{limit}'"
+            "[target]\nkind='e2b'\n[mode]\nkind='cluster'\nnodes=2\n[mode.event]\nkind='drain-node'\n[[gates]]\nname='g'\nmetric='{metric}'\nlimit='{limit}'"
         );
         let gates = scenario::parse("t", &text).unwrap().gates;
         judge(&gates, summary, Grade::Publishable).remove(0)

@@ -15,7 +15,7 @@ const SEQUENCE: u64 = 0x6c69_7665;
 pub(super) fn add(scenario: &Scenario, rounds: &mut [Round]) {
     let mut random = SplitMix64::new(scenario.seed ^ SEQUENCE);
     for round in rounds.iter_mut().filter(|round| round.row != Row::Cold) {
-        if let Some(trace) = &scenario.trace {
+        if let Some(trace) = scenario.trace() {
             let at = |ms: u64| Start::AtNs(ms * 1_000_000);
             let requests = || trace.requests.iter();
             round.arrivals = requests().map(|request| at(request.arrival_ms)).collect();
@@ -23,7 +23,7 @@ pub(super) fn add(scenario: &Scenario, rounds: &mut [Round]) {
             round.workers = count.clamp(1, MAX_OPEN_WORKERS);
             if round.subject == Subject::Clone {
                 round.lifetimes_ms = requests().map(|request| request.lifetime_ms).collect();
-                if !scenario.mix.is_empty() {
+                if !scenario.templates().is_empty() {
                     round.templates = requests().map(|request| request.template).collect();
                 }
             }
@@ -36,10 +36,10 @@ pub(super) fn add(scenario: &Scenario, rounds: &mut [Round]) {
             if let Some(lifetime) = scenario.lifetime {
                 round.lifetimes_ms.push(drawn_ms(lifetime, &mut random));
             }
-            if !scenario.mix.is_empty() {
+            if !scenario.templates().is_empty() {
                 round
                     .templates
-                    .push(drawn_template(&scenario.mix, &mut random));
+                    .push(drawn_template(scenario.templates(), &mut random));
             }
         }
     }
@@ -70,8 +70,8 @@ mod tests {
     use crate::{plan, scenario};
 
     const TEXT: &str = "seed = 5\nrounds = 2\n[target]\nkind = 'e2b'\n[hold]\nuntil = 'lifetime'\nlifetime = '10s..120s'\n\
-        [arrival]\nkind = 'open'\nstarts = 4000\nrate_per_s = 50\n[[mix]]\ntemplate = 'a'\nweight = 6\n\
-        [[mix]]\ntemplate = 'b'\nweight = 3\n[[mix]]\ntemplate = 'c'";
+        [arrival]\nkind = 'open'\nstarts = 4000\nrate_per_s = 50\n[mode]\nkind = 'mix'\n[[mode.templates]]\ntemplate = 'a'\nweight = 6\n\
+        [[mode.templates]]\ntemplate = 'b'\nweight = 3\n[[mode.templates]]\ntemplate = 'c'";
 
     #[test]
     fn lifetimes_are_uniform_and_templates_have_their_weights() {

@@ -50,9 +50,9 @@ pub struct EventDocument {
 impl ClusterDocument {
     /// `None` unless the run started a cluster as its target.
     pub(super) fn new(view: &View<'_>) -> Option<Self> {
-        let nodes = view.scenario.target.nodes;
-        (nodes > 0).then(|| Self {
-            nodes,
+        let cluster = view.scenario.cluster()?;
+        Some(Self {
+            nodes: cluster.nodes,
             rates: rates(view),
             event: EventDocument::new(view),
         })
@@ -129,7 +129,7 @@ fn rates(view: &View<'_>) -> Vec<RateDocument> {
 
 impl EventDocument {
     fn new(view: &View<'_>) -> Option<Self> {
-        let spec = view.scenario.event?;
+        let spec = view.scenario.event()?;
         let (summary, events) = (view.summary, &view.summary.happened);
         let times = EventTime::ALL
             .into_iter()

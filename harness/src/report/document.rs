@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     gate::GateResult,
-    scenario::{Arrival, BesideKind, TargetKind},
+    scenario::{Arrival, BesideSpec, TargetKind},
     summary::fold,
 };
 use stats::quantile::Samples;
@@ -271,7 +271,7 @@ fn by_name(phases: Vec<(StartPhase, Samples)>) -> BTreeMap<String, PhaseDocument
 
 fn by_template(view: &View<'_>) -> BTreeMap<String, PhaseDocument> {
     let mut templates = BTreeMap::new();
-    for (n, of) in (0..).zip(&view.scenario.mix) {
+    for (n, of) in (0..).zip(view.scenario.templates()) {
         let clones = view.summary.clones.iter();
         let of_template = clones.filter(|clone| clone.template == Some(n));
         let samples = fold::latencies(of_template, StartPhase::FirstExec);
@@ -281,14 +281,14 @@ fn by_template(view: &View<'_>) -> BTreeMap<String, PhaseDocument> {
 }
 
 fn beside_name(view: &View<'_>) -> Option<String> {
-    if view.scenario.beside? == BesideKind::HostProcess {
-        return Some("host".to_owned());
-    }
-    let name = match (view.scenario.beside_prefault, &view.scenario.network) {
-        (Some(WorkingSetPrefault::On), _) => "prefault on",
-        (Some(WorkingSetPrefault::Off), _) => "prefault off",
-        (None, Some(_)) => "plain",
-        (None, None) => "direct",
+    let name = match view.scenario.beside()? {
+        BesideSpec::HostProcess => "host",
+        BesideSpec::VmmDirect { prefault } => match (prefault, &view.scenario.network) {
+            (Some(WorkingSetPrefault::On), _) => "prefault on",
+            (Some(WorkingSetPrefault::Off), _) => "prefault off",
+            (None, Some(_)) => "plain",
+            (None, None) => "direct",
+        },
     };
     Some(name.to_owned())
 }

@@ -207,7 +207,7 @@ impl Worker<'_> {
         match (self.round.subject, &self.scenario.baseline) {
             (Subject::HostProcess, Some(command)) => command,
             (Subject::Peer(n), _) => {
-                let peer = self.scenario.peers.get(usize::from(n));
+                let peer = self.scenario.peers().get(usize::from(n));
                 peer.map_or(&self.scenario.exec, |peer| &peer.exec)
             }
             (Subject::HostProcess, None)

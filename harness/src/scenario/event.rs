@@ -119,59 +119,46 @@ impl EventCount {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct EventConfig {
-    kind: EventName,
+    kind: EventKind,
+    #[serde(default = "one_second")]
     after: String,
+    #[serde(default = "super::lives::one")]
     running: u32,
+    #[serde(default)]
     paused: u32,
+    #[serde(default)]
     written: String,
 }
 
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum EventName {
-    None,
-    KillNode,
-    DrainNode,
+fn one_second() -> String {
+    "1s".to_owned()
 }
 
 impl EventConfig {
-    /// `given` are the keys of `[event]` in the scenario file.
-    pub(super) fn check(&self, given: &[String], nodes: u8) -> Result<Option<EventSpec>, String> {
-        let kind = match self.kind {
-            EventName::None => {
-                let meaningless = given.iter().find(|key| *key != "kind");
-                return meaningless.map_or(Ok(None), |key| {
-                    Err(format!("event.{key} has no meaning for kind \"none\""))
-                });
-            }
-            EventName::KillNode => EventKind::KillNode,
-            EventName::DrainNode => EventKind::DrainNode,
-        };
-        if nodes < 2 {
-            return Err("event.kind needs a cluster: set target.nodes to at least 2".to_owned());
-        }
-        if kind == EventKind::KillNode && self.paused > 0 {
+    pub(super) fn check(&self) -> Result<EventSpec, String> {
+        if self.kind == EventKind::KillNode && self.paused > 0 {
             return Err(format!(
-                "event.paused is {}, but only sandboxes that run can be lost: set event.running",
+                "mode.event.paused is {}, but only sandboxes that run can be lost: set mode.event.running",
                 self.paused
             ));
         }
-        if !(1..=MAX_SANDBOXES).contains(&self.running) || self.paused > MAX_SANDBOXES {
-            let (key, value, least) = match self.running {
-                1..=MAX_SANDBOXES => ("paused", self.paused, 0),
-                running => ("running", running, 1),
-            };
-            return Err(format!(
-                "event.{key} is {value}, it must lie between {least} and {MAX_SANDBOXES}"
-            ));
+        for (key, value, least) in [("running", self.running, 1), ("paused", self.paused, 0)] {
+            if !(least..=MAX_SANDBOXES).contains(&value) {
+                return Err(format!(
+                    "mode.event.{key} is {value}, it must lie between {least} and {MAX_SANDBOXES}"
+                ));
+            }
         }
-        let written = self.written.parse();
-        Ok(Some(EventSpec {
-            kind,
-            after: super::config::duration("event.after", &self.after)?,
+        let written = match self.written.as_str() {
+            "" => Ok(Bytes(0)),
+            text => text.parse(),
+        };
+        Ok(EventSpec {
+            kind: self.kind,
+            after: super::config::duration("mode.event.after", &self.after)?,
             running: self.running,
             paused: self.paused,
-            written: written.map_err(|e| format!("event.written: {e}"))?,
-        }))
+            written: written.map_err(|e| format!("mode.event.written: {e}"))?,
+        })
     }
 }

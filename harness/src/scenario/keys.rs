@@ -6,7 +6,7 @@ use super::ScenarioError;
 
 /// Known keys of the tables in each list. The defaults contain empty lists, so these keys cannot be read from the
 /// defaults.
-const LISTS: [(&str, &[&str]); 5] = [
+const LISTS: [(&str, &[&str]); 2] = [
     ("gates", &["name", "metric", "limit", "accepted"]),
     (
         "turns",
@@ -23,8 +23,26 @@ const LISTS: [(&str, &[&str]); 5] = [
             "every",
         ],
     ),
+];
+
+/// Known keys of `[mode]` by its kind.
+const MODES: [(&str, &[&str]); 7] = [
+    ("single", &["kind"]),
+    ("beside", &["kind", "with", "prefault"]),
+    ("systems", &["kind", "systems"]),
+    ("forks", &["kind", "parent"]),
+    ("mix", &["kind", "templates"]),
+    ("trace", &["kind", "file", "templates"]),
     (
-        "peers",
+        "cluster",
+        &["kind", "nodes", "by", "closed", "event", "systems"],
+    ),
+];
+
+/// Known keys of the tables in `[mode]`.
+const MODE_TABLES: [(&str, &[&str]); 4] = [
+    (
+        "systems",
         &[
             "name",
             "argv",
@@ -43,19 +61,50 @@ const LISTS: [(&str, &[&str]); 5] = [
             "start_timeout",
         ],
     ),
-    ("mix", &["template", "weight"]),
+    ("templates", &["template", "weight"]),
     ("parent", &["argv", "cell", "expect_stdout", "upload", "to"]),
+    ("event", &["kind", "after", "running", "paused", "written"]),
 ];
 
 /// Returns [`ScenarioError::UnknownKey`] for the first key of `typed` that `defaults` does not have.
 pub(super) fn check(name: &str, typed: &Table, defaults: &Table) -> Result<(), ScenarioError> {
     check_table(name, "", typed, defaults)?;
-    for (list, keys) in LISTS {
-        let items = typed.get(list).and_then(Value::as_array);
-        for item in items.into_iter().flatten().filter_map(Value::as_table) {
-            for key in item.keys() {
-                known(name, &format!("{list}."), key, keys)?;
+    lists(name, "", typed, &LISTS)?;
+    let Some(mode) = typed.get("mode").and_then(Value::as_table) else {
+        return Ok(());
+    };
+    let kind = mode.get("kind").and_then(Value::as_str).unwrap_or("single");
+    // Without a known kind, the conversion names the known ones.
+    if let Some((_, keys)) = MODES.iter().find(|(name, _)| *name == kind) {
+        for key in mode.keys() {
+            let is_of_another = MODES.iter().any(|(_, keys)| keys.contains(&key.as_str()));
+            if is_of_another && !keys.contains(&key.as_str()) {
+                return Err(ScenarioError::Value {
+                    name: name.to_owned(),
+                    what: format!("mode.{key} has no meaning for kind {kind:?}"),
+                });
             }
+            known(name, "mode.", key, keys)?;
+        }
+    }
+    lists(name, "mode.", mode, &MODE_TABLES)
+}
+
+/// Checks the tables at these keys, and the tables of the lists at them.
+fn lists(
+    name: &str,
+    at: &str,
+    typed: &Table,
+    lists: &[(&str, &[&str])],
+) -> Result<(), ScenarioError> {
+    for (list, keys) in lists {
+        let tables: Vec<&Table> = match typed.get(*list) {
+            Some(Value::Table(table)) => vec![table],
+            Some(Value::Array(items)) => items.iter().filter_map(Value::as_table).collect(),
+            _ => Vec::new(),
+        };
+        for key in tables.into_iter().flat_map(Table::keys) {
+            known(name, &format!("{at}{list}."), key, keys)?;
         }
     }
     Ok(())
@@ -65,6 +114,9 @@ fn check_table(name: &str, at: &str, typed: &Table, defaults: &Table) -> Result<
     let all: Vec<&str> = defaults.keys().map(String::as_str).collect();
     for (key, value) in typed {
         known(name, at, key, &all)?;
+        if at.is_empty() && key == "mode" {
+            continue;
+        }
         if let (Some(inner), Some(Value::Table(inner_defaults))) =
             (value.as_table(), defaults.get(key))
         {
@@ -88,27 +140,26 @@ fn known(name: &str, at: &str, key: &str, all: &[&str]) -> Result<(), ScenarioEr
     })
 }
 
-/// Completes each peer with the keys of `[target]` that it does not set: `template`, `memory`, `prefault` and
+/// Completes each system of the mode with the keys of `[target]` that it does not set: `template`, `memory`, `prefault` and
 /// `start_timeout` from the scenario's target, the others from the defaults.
-pub(super) fn complete_peers(mut merged: Table) -> Table {
+pub(super) fn complete_systems(mut merged: Table) -> Table {
     let target = merged.get("target").and_then(Value::as_table).cloned();
-    let empty: [(&str, Value); 9] = [
+    let empty: [(&str, Value); 6] = [
         ("api_url", String::new().into()),
         ("sandbox_url", String::new().into()),
         ("api", "v2".to_owned().into()),
         ("api_key_env", "E2B_API_KEY".to_owned().into()),
         ("command", Value::Array(Vec::new())),
         ("warm", 0.into()),
-        ("nodes", 0.into()),
-        ("by", Value::Array(Vec::new())),
-        ("closed", Value::Array(Vec::new())),
     ];
     let mut inherited = target.unwrap_or_default();
     inherited.remove("kind");
     inherited.extend(empty.map(|(key, value)| (key.to_owned(), value)));
-    let peers = merged.get_mut("peers").and_then(Value::as_array_mut);
-    for peer in peers.into_iter().flatten() {
-        if let Value::Table(own) = peer {
+    let mode = merged.get_mut("mode").and_then(Value::as_table_mut);
+    let systems = mode.and_then(|mode| mode.get_mut("systems"));
+    let systems = systems.and_then(Value::as_array_mut);
+    for system in systems.into_iter().flatten() {
+        if let Value::Table(own) = system {
             *own = merge(inherited.clone(), std::mem::take(own));
         }
     }

@@ -1,16 +1,47 @@
-//! Lifetimes of sandboxes, mixes of templates, and traces.
+//! How long sandboxes live, and from which templates they are.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Arrival, HoldUntil, Spacing, SteadySpec, config::positive};
+use super::config::positive;
 use crate::trace::Trace;
 
 /// Maximum number of templates in a mix.
 const MAX_TEMPLATES: usize = 64;
 /// Maximum weight of a template.
 const MAX_WEIGHT: u32 = 1_000_000;
+
+/// How long clones live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HoldSpec {
+    pub until: HoldUntil,
+    /// Idle time of held clones before they are inspected and killed; with [`HoldUntil::Round`], also before the memory
+    /// sample. Ignored with [`HoldUntil::Exec`].
+    pub at_least: Duration,
+    /// Whether each held clone repeats its first command, and the first denied exchange if any, before it is
+    /// killed.
+    pub exec_after: bool,
+    /// Whether the CPU time of the idle clones is also measured after each measured round; only with
+    /// [`HoldUntil::End`].
+    #[serde(default)]
+    pub idle_each_round: bool,
+}
+
+/// When clones of measured rounds are killed. Warm-up clones, cold clones, comparison clones and host processes
+/// live at most until the end of their round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HoldUntil {
+    /// After its first command and its turns.
+    Exec,
+    /// When its lifetime has passed since the response to its create.
+    Lifetime,
+    /// After all clones of its round have finished or failed and the held clones were inspected.
+    Round,
+    /// After the last round.
+    End,
+}
 
 /// Range of uniformly distributed random lifetimes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,12 +67,12 @@ pub(super) struct MixConfig {
     weight: u32,
 }
 
-fn one() -> u32 {
+pub(super) fn one() -> u32 {
     1
 }
 
-/// The templates of the scenario: from `[[mix]]`, or from the trace if it has several. With both, the templates of
-/// `[[mix]]` replace those of the trace in order.
+/// The templates of the scenario: from `mode.templates`, or from the trace if it has several. With both, the templates of
+/// `mode.templates` replace those of the trace in order.
 pub(super) fn mix(typed: Vec<MixConfig>, trace: Option<&Trace>) -> Result<Vec<MixSpec>, String> {
     let named = |template: &String| MixSpec {
         template: template.clone(),
@@ -63,29 +94,31 @@ pub(super) fn mix(typed: Vec<MixConfig>, trace: Option<&Trace>) -> Result<Vec<Mi
             || !of.template.bytes().all(is_plain)
         {
             return Err(format!(
-                "mix: {:?} is not the name of a template",
+                "mode.templates: {:?} is not the name of a template",
                 of.template
             ));
         }
         if !(1..=MAX_WEIGHT).contains(&of.weight) {
             return Err(format!(
-                "mix: the weight of {} is {}, it must lie between 1 and {MAX_WEIGHT}",
+                "mode.templates: the weight of {} is {}, it must lie between 1 and {MAX_WEIGHT}",
                 of.template, of.weight
             ));
         }
         if trace.is_none() && mix[..n].iter().any(|other| other.template == of.template) {
-            return Err(format!("mix: {} is listed twice", of.template));
+            return Err(format!("mode.templates: {} is listed twice", of.template));
         }
     }
     if mix.len() > MAX_TEMPLATES {
-        return Err(format!("mix has more than {MAX_TEMPLATES} templates"));
+        return Err(format!(
+            "mode.templates has more than {MAX_TEMPLATES} templates"
+        ));
     }
     if let Some(trace) = trace
         && !mix.is_empty()
         && mix.len() != trace.templates.len()
     {
         return Err(format!(
-            "the trace has {} templates and [[mix]] {}: list one for each, in its order",
+            "the trace has {} templates and mode.templates {}: list one for each, in its order",
             trace.templates.len(),
             mix.len()
         ));
@@ -123,21 +156,4 @@ fn range(text: &str) -> Result<Lifetime, String> {
         return Err(format!("hold.lifetime: {text:?} ends before it begins"));
     }
     Ok(Lifetime { least, most })
-}
-
-/// The arrivals of a trace. The plan takes the times from the trace; the rate is their mean.
-pub(super) fn arrival(trace: Option<&Trace>) -> Result<(Arrival, Option<SteadySpec>), String> {
-    let Some(trace) = trace else {
-        return Err("arrival.trace is empty, it must name a trace file".to_owned());
-    };
-    let starts = u32::try_from(trace.requests.len()).map_err(|e| e.to_string())?;
-    let last_ms = trace.requests.last().map_or(0, |last| last.arrival_ms);
-    Ok((
-        Arrival::Open {
-            starts,
-            rate_per_s: f64::from(starts) * 1000.0 / (last_ms.max(1) as f64),
-            spacing: Spacing::Poisson,
-        },
-        None,
-    ))
 }

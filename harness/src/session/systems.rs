@@ -13,7 +13,7 @@ use crate::{
     event::{Failure, System},
     host::facts::HostFacts,
     plan::Subject,
-    scenario::{ExecSpec, Scenario, TargetSpec},
+    scenario::{ExecSpec, Mode, Scenario, TargetSpec},
     target::{About, Absent, CloneId, Target, exec_and_compare},
 };
 use model::{Timeline, chain};
@@ -45,7 +45,7 @@ pub(super) fn start(
     host: &mut HostFacts,
 ) -> Result<Systems, SessionError> {
     let target = subjects::start(scenario, settings, surroundings, host);
-    if scenario.peers.is_empty() {
+    if scenario.peers().is_empty() {
         host.sandboxes = scenario.target.place();
         return Ok(Systems {
             target: target?,
@@ -61,18 +61,17 @@ pub(super) fn start(
     let identity = (Subject::Clone, "target");
     let target = all.add(identity, &scenario.target, &scenario.exec, target);
     let (mut peers, mut servers) = (Vec::new(), Vec::new());
-    for (n, peer) in (0..).zip(&scenario.peers) {
+    for (n, peer) in (0..).zip(scenario.peers()) {
         let alone = Scenario {
             target: peer.target.clone(),
-            beside: None,
-            beside_prefault: None,
+            mode: Mode::Single,
             network: None,
-            parent: Vec::new(),
             cold_rounds: 0,
             ..scenario.clone()
         };
         let surroundings = Surroundings {
             name: &peer.name,
+            by: &peer.by,
             ..surroundings
         };
         // Endpoint and template in the facts are the target's.
@@ -87,7 +86,7 @@ pub(super) fn start(
     let found = all.systems;
     let used = found.iter().filter(|system| system.missing.is_none());
     let places = used.map(|system| match system.subject {
-        Subject::Peer(n) => scenario.peers[usize::from(n)].target.place(),
+        Subject::Peer(n) => scenario.peers()[usize::from(n)].target.place(),
         _ => scenario.target.place(),
     });
     host.sandboxes = places.max().unwrap_or_default();

@@ -17,8 +17,9 @@ rounds = 12
 [target]
 kind = "e2b"
 warm = 1
-[beside]
-kind = "vmm-direct"
+[mode]
+kind = "beside"
+with = "vmm-direct"
 [network]
 kind = "isolated"
 [[turns]]
