@@ -39,7 +39,10 @@ pub use etcd::{AccountsError, EtcdConfig, EtcdConfigError, IdentityFiles, TlsFil
 pub use handle::{Alone, Cluster, ClusterError, Health, JoinConfig, Membership, found};
 pub use home::{HomeKey, HomeSlot};
 pub use member::{CpuKind, Load, Member, Node, NodeState, Replica, Tagged, Tags};
-pub use moves::{GiverStep, Holding, TakerNote, giver, giver_without_taker, taker};
+pub use moves::{
+    GiverStep, Holding, IncomingNote, MoveHalt, NoteStep, OwnerNote, ReclaimStep, RecordStep,
+    TakeOutcome, TakeStep, TakerNote, TendStep, UndoStep, giver, giver_without_taker, taker,
+};
 pub use names::{Incarnation, NameError, NodeId, TemplateId};
 pub use owner::{Owned, Owner, OwnerChange, OwnerError, OwnerState, Refusal, Stamp};
 pub use placement::{Candidate, Needs, place};

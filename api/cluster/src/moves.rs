@@ -1,5 +1,6 @@
-//! Recovery of a move on each of its two nodes when the outcome is unknown. Pure. The giver is the source of a move,
-//! the taker its target.
+//! Decisions about a move on each of its two nodes, also when an outcome is unknown. Pure: from a node's durable note
+//! ([`OwnerNote`], [`IncomingNote`]) and a read of the owner record to the next step, which the server performs. After
+//! a crash it decides again from the same note. The giver is the source of a move, the taker its target.
 //!
 //! ```text
 //!  giver A                                      taker B
@@ -16,6 +17,12 @@
 //! written a record that only a holder writes. The record of a take alone proves that etcd has accepted the take, but
 //! not that B has learned of it. If B never returns, A keeps the sandbox once B has been removed from the cluster
 //! ([`giver_without_taker`]).
+
+mod incoming;
+mod note;
+
+pub use incoming::{IncomingNote, TakeOutcome, TakeStep};
+pub use note::{MoveHalt, NoteStep, OwnerNote, ReclaimStep, RecordStep, TendStep, UndoStep};
 
 use crate::{NodeId, Owner, OwnerChange, OwnerState};
 

@@ -125,6 +125,15 @@ pub enum OwnerError {
 }
 
 impl Owner {
+    /// The stamp of files used under this record.
+    #[must_use]
+    pub fn stamp(&self) -> Stamp {
+        Stamp {
+            node: self.node.clone(),
+            epoch: self.epoch,
+        }
+    }
+
     /// Whether this record of another node supersedes what a node holds with `epoch` and `state`. Equal epochs of two
     /// nodes come from two histories of etcd. In that case a running sandbox prevails over files that no node has
     /// started since.

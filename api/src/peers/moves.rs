@@ -14,8 +14,8 @@
 //!                                                      Start ── etcd; resume, if it ran
 //! ```
 //! Claims are stored in the pool's record of the sandbox, notes next to the files that arrive. Both are durable before
-//! the next step. After a crash, `cluster::giver` and `cluster::taker` decide from them and from a linearizable read
-//! how to continue.
+//! the next step. `cluster::OwnerNote`, `cluster::IncomingNote` and `cluster::giver` decide each step from them and from a
+//! linearizable read, also after a crash. This module performs the steps.
 //!
 //! Invariants:
 //! - A sandbox with an owner record must not be resumed before `Start` is acknowledged. The pool refuses to while it is
@@ -42,7 +42,7 @@ use std::{
     time::Duration,
 };
 
-use cluster::{Holding, NodeId, OwnerError};
+use cluster::{Holding, MoveHalt, NodeId, OwnerError};
 use model::SandboxId;
 use pool::{Pool, PoolError};
 use tokio::{
@@ -108,12 +108,8 @@ pub(crate) enum MoveError {
     NoTaker(String),
     #[error("this node has not reached etcd for half a lease, or is busy with the sandbox")]
     Detached,
-    #[error("another node has the sandbox")]
-    Superseded,
-    #[error("the outcome of the offer to node {0} is still unknown")]
-    Unsettled(NodeId),
-    #[error("etcd lost a newer owner record of the sandbox")]
-    Stale,
+    #[error(transparent)]
+    Halted(#[from] MoveHalt),
     #[error("etcd has no offer of the sandbox to this node")]
     NoOffer,
     #[error(transparent)]

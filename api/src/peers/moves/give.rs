@@ -7,8 +7,8 @@ use std::{
 };
 
 use cluster::{
-    GiverStep, Holding, NodeId, NodeState, Owned, Owner, OwnerChange, OwnerState, Stamp, giver,
-    giver_without_taker,
+    GiverStep, Holding, MoveHalt, NodeId, NodeState, NoteStep, Owned, OwnerChange, OwnerNote,
+    OwnerState, Stamp, UndoStep, giver, giver_without_taker,
 };
 use model::SandboxId;
 use pool::{Hold, PauseMode, PauseNeeds, PoolError, Refusal, Sandbox, SandboxState};
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     MoveError, Moves,
-    claim::{Noted, Step, stamp},
+    claim::{claim, noted},
     take::Offer,
 };
 use crate::{
@@ -76,10 +76,10 @@ impl Moves {
         }
         // Finish an interrupted move first: an offer may still be in force.
         let sandbox = self.0.pool.get(id).await?;
-        match Noted::of(&sandbox).map(|noted| noted.step) {
-            Some(Step::Offered { .. }) => return self.settle_offer(id, None).await.map(drop),
-            Some(Step::Sharing) => self.abandon(id).await?,
-            Some(Step::Held) => {}
+        match noted(&sandbox).map(|noted| noted.step) {
+            Some(NoteStep::Offered { .. }) => return self.settle_offer(id, None).await.map(drop),
+            Some(NoteStep::Sharing) => self.abandon(id).await?,
+            Some(NoteStep::Held) => {}
             None if sandbox.claim.is_some() => return Err(unreadable()),
             None => {}
         }
@@ -101,7 +101,7 @@ impl Moves {
                     Settled::Left => Ok(()),
                     Settled::Kept => {
                         *self.0.refusals().entry(to.clone()).or_default() += 1;
-                        Err(failed.unwrap_or(MoveError::Unsettled(to)))
+                        Err(failed.unwrap_or(MoveHalt::Unsettled(to).into()))
                     }
                 }
             }
@@ -168,16 +168,16 @@ impl Moves {
     }
 
     /// Makes sure that the sandbox is paused and that only this node's next step can change that.
-    async fn seal(&self, id: &SandboxId) -> Result<Noted, MoveError> {
+    async fn seal(&self, id: &SandboxId) -> Result<OwnerNote, MoveError> {
         let pool = &self.0.pool;
         let sandbox = pool.get(id).await?;
         let before = sandbox.claim.clone();
-        let mut noted = Noted::of(&sandbox).unwrap_or_else(Noted::sharing);
-        noted.step = Step::Sharing;
+        let mut noted = noted(&sandbox).unwrap_or_else(OwnerNote::sharing);
+        noted.step = NoteStep::Sharing;
         if sandbox.state == SandboxState::Running {
             noted.wake = Some(sandbox.lifetime.end_at);
             // A pause seals a sandbox that has a claim.
-            pool.set_claim(id, Some(noted.claim(Hold::Open))).await?;
+            pool.set_claim(id, Some(claim(&noted, Hold::Open))).await?;
             match pool.pause(id, PauseMode::Memory).await {
                 Ok(()) => {}
                 // Its deadline or a client paused it, so it stays paused.
@@ -188,7 +188,8 @@ impl Moves {
                 }
             }
         }
-        pool.set_claim(id, Some(noted.claim(Hold::Moving))).await?;
+        pool.set_claim(id, Some(claim(&noted, Hold::Moving)))
+            .await?;
         Ok(noted)
     }
 
@@ -211,12 +212,12 @@ impl Moves {
     async fn offer(
         &self,
         id: &SandboxId,
-        noted: &Noted,
+        noted: &OwnerNote,
         to: &NodeId,
     ) -> Result<Option<(Owned, Files)>, MoveError> {
         let owned = self.record_as(id, noted, OwnerState::Paused).await?;
         if !Stamp::permits(noted.stamp.as_ref(), &owned.owner) {
-            return Err(MoveError::Stale);
+            return Err(MoveHalt::Stale.into());
         }
         let (pause, base) = (
             self.open_files(id).await?,
@@ -227,16 +228,7 @@ impl Moves {
             pause: offers.offer(&key(id), Takers::Only(to.clone()), pause),
             base: offers.offer(&base_key(id), Takers::Only(to.clone()), base),
         };
-        let next = Noted {
-            owner: Some(Owner {
-                offered_to: Some(to.clone()),
-                ..owned.owner.clone()
-            }),
-            revision: owned.revision,
-            step: Step::Offered { to: to.clone() },
-            ..noted.clone()
-        };
-        let claim = next.claim(Hold::Moving);
+        let claim = claim(&noted.offered(&owned, to), Hold::Moving);
         self.0.pool.set_claim(id, Some(claim)).await?;
         let change = OwnerChange::Offer(to.clone());
         let cluster = self.0.peers.cluster();
@@ -269,7 +261,7 @@ impl Moves {
     async fn send(
         &self,
         id: &SandboxId,
-        noted: &Noted,
+        noted: &OwnerNote,
         needs: &PauseNeeds,
         to: &NodeId,
         (owned, offered): (Owned, Files),
@@ -296,7 +288,7 @@ impl Moves {
         mut answer: Option<Holding>,
     ) -> Result<Settled, MoveError> {
         let noted = self.noted(id).await?;
-        let (Step::Offered { to }, Some(owner)) = (&noted.step, &noted.owner) else {
+        let (NoteStep::Offered { to }, Some(owner)) = (&noted.step, &noted.owner) else {
             return self.abandon(id).await.map(|()| Settled::Kept);
         };
         let peers = &self.0.peers;
@@ -318,7 +310,7 @@ impl Moves {
                         Err(_) if !cluster.view().members.contains_key(to) => {
                             let change =
                                 giver_without_taker(cluster.this(), to, owner.epoch, record);
-                            let change = change.ok_or(MoveError::Superseded)?;
+                            let change = change.ok_or(MoveHalt::Superseded)?;
                             if self
                                 .keep_without(id, &noted, found.as_ref(), change)
                                 .await?
@@ -363,14 +355,14 @@ impl Moves {
                 }
             }
         }
-        Err(MoveError::Unsettled(to.clone()))
+        Err(MoveHalt::Unsettled(to.clone()).into())
     }
 
     /// Keeps a sandbox whose taker was removed from the cluster. Returns whether the record now names this node.
     async fn keep_without(
         &self,
         id: &SandboxId,
-        noted: &Noted,
+        noted: &OwnerNote,
         found: Option<&Owned>,
         change: OwnerChange,
     ) -> Result<bool, MoveError> {
@@ -380,22 +372,25 @@ impl Moves {
             return Ok(false);
         };
         if !Stamp::permits(noted.stamp.as_ref(), &owned.owner) {
-            return Err(MoveError::Stale);
+            return Err(MoveHalt::Stale.into());
         }
-        let noted = Noted {
-            stamp: Some(stamp(&owned.owner)),
-            ..noted.clone()
-        };
+        let mut noted = noted.clone();
+        noted.stamp = Some(owned.owner.stamp());
         self.keep(id, &noted, &owned).await?;
         Ok(true)
     }
 
     /// Keeps the sandbox on this node.
-    async fn keep(&self, id: &SandboxId, noted: &Noted, owned: &Owned) -> Result<(), MoveError> {
+    async fn keep(
+        &self,
+        id: &SandboxId,
+        noted: &OwnerNote,
+        owned: &Owned,
+    ) -> Result<(), MoveError> {
         self.0.counts.withdrawn.fetch_add(1, Ordering::Relaxed);
-        let held = Noted::held(owned, noted.stamp.clone(), noted.wake);
+        let held = OwnerNote::held(owned, noted.stamp.clone(), noted.wake);
         self.hold(id, owned);
-        let claim = held.claim(Hold::Sealed);
+        let claim = claim(&held, Hold::Sealed);
         self.0.pool.set_claim(id, Some(claim)).await?;
         tracing::info!(sandbox = %id, "withdrew a move: the sandbox stays on this node");
         Ok(())
@@ -426,76 +421,55 @@ impl Moves {
     /// Undoes the preparations for an offer.
     pub(super) async fn abandon(&self, id: &SandboxId) -> Result<(), MoveError> {
         let sandbox = self.0.pool.get(id).await?;
-        let noted = match (Noted::of(&sandbox), &sandbox.claim) {
+        let noted = match (noted(&sandbox), &sandbox.claim) {
             (Some(noted), _) => noted,
-            (None, None) => Noted::sharing(),
+            (None, None) => OwnerNote::sharing(),
             (None, Some(_)) => return Err(unreadable()),
         };
         let cluster = self.0.peers.cluster();
         let found = cluster.owner(id).await?;
-        match found {
-            Some(owned) if owned.owner.node == *cluster.this() => {
-                if let Some(to) = owned.owner.offered_to.clone() {
-                    // The offer was made nevertheless.
-                    let step = Step::Offered { to: to.clone() };
-                    let offered = Noted {
-                        owner: Some(owned.owner.clone()),
-                        revision: owned.revision,
-                        step,
-                        ..noted
-                    };
-                    let claim = offered.claim(Hold::Moving);
-                    self.0.pool.set_claim(id, Some(claim)).await?;
-                    return Err(MoveError::Unsettled(to));
-                }
-                let held = Noted::held(&owned, noted.stamp, noted.wake);
-                let is_running = sandbox.state == SandboxState::Running;
-                let hold = if is_running { Hold::Open } else { Hold::Sealed };
+        let is_running = sandbox.state == SandboxState::Running;
+        let (state, hold) = if is_running {
+            (OwnerState::Running, Hold::Open)
+        } else {
+            (OwnerState::Paused, Hold::Sealed)
+        };
+        let next = match noted.undo(cluster.this(), state, found)? {
+            UndoStep::Offered { owned, to } => {
+                let claim = claim(&noted.offered(&owned, &to), Hold::Moving);
+                self.0.pool.set_claim(id, Some(claim)).await?;
+                return Err(MoveHalt::Unsettled(to).into());
+            }
+            UndoStep::Hold(owned) => {
                 self.hold(id, &owned);
-                let wake = held.wake.filter(|_| !is_running);
-                let held = Noted { wake, ..held };
-                self.0.pool.set_claim(id, Some(held.claim(hold))).await?;
+                let wake = noted.wake.filter(|_| !is_running);
+                Some(OwnerNote::held(&owned, noted.stamp, wake))
             }
-            Some(owned) if noted.is_beaten(&owned.owner, OwnerState::Paused) => {
-                self.discard(id, &owned.owner.node).await;
+            UndoStep::Discard(node) => {
+                self.discard(id, &node).await;
+                return Ok(());
             }
-            Some(_) => return Err(MoveError::Superseded),
-            // Nothing was shared: resume it if it was running, and drop its claim.
-            None if noted.owner.is_none() => {
-                let is_paused = sandbox.state != SandboxState::Running;
-                if let Some(end_at) = noted.wake.filter(|_| is_paused) {
-                    let claim = noted.claim(Hold::Open);
+            UndoStep::Forget => {
+                if let Some(end_at) = noted.wake.filter(|_| !is_running) {
+                    let claim = claim(&noted, Hold::Open);
                     self.0.pool.set_claim(id, Some(claim)).await?;
                     self.go_on(id, end_at).await?;
                 }
-                self.0.pool.set_claim(id, None).await?;
+                None
             }
-            // etcd was restored from a backup that lacks the record.
-            None => {
-                let owner = noted.owner.clone().ok_or(MoveError::Stale)?;
-                if !Stamp::permits(noted.stamp.as_ref(), &owner) {
-                    return Err(MoveError::Stale);
-                }
-                let is_running = sandbox.state == SandboxState::Running;
-                let (state, hold) = if is_running {
-                    (OwnerState::Running, Hold::Open)
-                } else {
-                    (OwnerState::Paused, Hold::Sealed)
-                };
-                let epoch = owner.epoch;
-                let change = OwnerChange::Reassert { epoch, state };
+            UndoStep::Reassert(change) => {
                 let owned = cluster.change_owner(id, None, change).await?;
-                let owned = owned.ok_or(MoveError::Stale)?;
-                let held = Noted::held(&owned, noted.stamp, noted.wake);
-                self.0.pool.set_claim(id, Some(held.claim(hold))).await?;
+                let owned = owned.ok_or(MoveHalt::Stale)?;
+                Some(OwnerNote::held(&owned, noted.stamp, noted.wake))
             }
-        }
-        Ok(())
+        };
+        let claim = next.map(|note| claim(&note, hold));
+        Ok(self.0.pool.set_claim(id, claim).await?)
     }
 
-    pub(super) async fn noted(&self, id: &SandboxId) -> Result<Noted, MoveError> {
+    pub(super) async fn noted(&self, id: &SandboxId) -> Result<OwnerNote, MoveError> {
         let sandbox: Sandbox = self.0.pool.get(id).await?;
-        Noted::of(&sandbox).ok_or_else(unreadable)
+        noted(&sandbox).ok_or_else(unreadable)
     }
 
     /// Reports to the cluster's task which record this node holds.

@@ -1,12 +1,12 @@
 //! Resumes of sandboxes that other nodes may own. They are allowed only after `Start` is acknowledged.
 
-use cluster::{Owned, OwnerChange, OwnerError, OwnerState, Stamp};
+use cluster::{MoveHalt, NoteStep, Owned, OwnerError, OwnerNote, OwnerState, RecordStep, Stamp};
 use model::SandboxId;
 use pool::{Hold, SandboxState, UnixMs, Wake};
 
 use super::{
     MoveError, Moves,
-    claim::{Noted, Step, stamp},
+    claim::{claim, noted},
 };
 
 /// Attempts to change one record before the caller must retry.
@@ -37,17 +37,17 @@ impl Moves {
             return Ok(());
         }
         let noted = self.noted(id).await?;
-        if let Step::Offered { to } = &noted.step {
-            return Err(MoveError::Unsettled(to.clone()));
+        if let NoteStep::Offered { to } = &noted.step {
+            return Err(MoveHalt::Unsettled(to.clone()).into());
         }
         let owned = self.record_as(id, &noted, OwnerState::Running).await?;
         if !Stamp::permits(noted.stamp.as_ref(), &owned.owner) {
-            return Err(MoveError::Stale);
+            return Err(MoveHalt::Stale.into());
         }
         // Durable before the guest runs.
-        let held = Noted::held(&owned, Some(stamp(&owned.owner)), wake);
+        let held = OwnerNote::held(&owned, Some(owned.owner.stamp()), wake);
         self.hold(id, &owned);
-        let claim = held.claim(Hold::Open);
+        let claim = claim(&held, Hold::Open);
         self.0.pool.set_claim(id, Some(claim)).await?;
         Ok(())
     }
@@ -59,34 +59,16 @@ impl Moves {
     pub(super) async fn record_as(
         &self,
         id: &SandboxId,
-        noted: &Noted,
+        noted: &OwnerNote,
         wanted: OwnerState,
     ) -> Result<Owned, MoveError> {
         let cluster = self.0.peers.cluster();
         let mut last = OwnerError::Changed;
         for _ in 0..TRIES {
             let found = cluster.owner(id).await?;
-            let change = match &found {
-                None => match &noted.owner {
-                    None => OwnerChange::Share,
-                    // etcd was restored from a backup that lacks the record.
-                    Some(owner) if Stamp::permits(noted.stamp.as_ref(), owner) => {
-                        OwnerChange::Reassert {
-                            epoch: owner.epoch,
-                            state: OwnerState::Paused,
-                        }
-                    }
-                    Some(_) => return Err(MoveError::Stale),
-                },
-                Some(owned) if owned.owner.node != *cluster.this() => {
-                    return Err(MoveError::Superseded);
-                }
-                Some(owned) => match (&owned.owner.offered_to, owned.owner.state) {
-                    (Some(to), _) => return Err(MoveError::Unsettled(to.clone())),
-                    (None, state) if state == wanted => return Ok(owned.clone()),
-                    (None, OwnerState::Running) => OwnerChange::Pause,
-                    (None, OwnerState::Paused) => OwnerChange::Start,
-                },
+            let change = match noted.record(cluster.this(), wanted, found.as_ref())? {
+                RecordStep::Done(owned) => return Ok(owned),
+                RecordStep::Change(change) => change,
             };
             match cluster.change_owner(id, found.as_ref(), change).await {
                 // Acknowledged, or created first.
@@ -111,16 +93,13 @@ impl Moves {
     /// Notes that a sandbox has been resumed, so that it stays paused after its next pause.
     pub(super) async fn awake(&self, id: &SandboxId) -> Result<(), MoveError> {
         let sandbox = self.0.pool.get(id).await?;
-        let Some(noted) = Noted::of(&sandbox).filter(|noted| noted.wake.is_some()) else {
+        let Some(mut noted) = noted(&sandbox).filter(|noted| noted.wake.is_some()) else {
             return Ok(());
         };
-        let noted = Noted {
-            wake: None,
-            ..noted
-        };
+        noted.wake = None;
         // It may have been paused again.
         let hold = sandbox.claim.map_or(Hold::Sealed, |claim| claim.hold);
-        let claim = Some(noted.claim(hold));
+        let claim = Some(claim(&noted, hold));
         Ok(self.0.pool.set_claim(id, claim).await?)
     }
 }

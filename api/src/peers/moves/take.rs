@@ -8,7 +8,8 @@ use std::{
 };
 
 use cluster::{
-    Holding, NodeId, NodeState, Owned, Owner, OwnerChange, OwnerError, Stamp, TakerNote, taker,
+    Holding, IncomingNote, MoveHalt, NodeId, NodeState, Owned, OwnerChange, OwnerNote, Stamp,
+    TakeOutcome, TakeStep, TakerNote, taker,
 };
 use model::{MANIFEST_NAME, SandboxId, template_file};
 use pool::{
@@ -20,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     MoveError, Moves,
     base::in_dir,
-    claim::{Noted, stamp},
+    claim::{claim, noted},
 };
 use crate::{
     blocking::blocking,
@@ -60,52 +61,7 @@ pub(crate) struct Offer {
 }
 
 /// The note stored next to incoming files.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Incoming {
-    from: NodeId,
-    epoch: u64,
-    stamp: Option<Stamp>,
-    wake: Option<UnixMs>,
-    /// `None` if an older release wrote the note.
-    #[serde(default)]
-    needs: Option<PauseNeeds>,
-    /// A take has been sent, and its outcome may be unknown.
-    is_taking: bool,
-}
-
-/// The conclusion from the record about files that have arrived.
-#[derive(Debug, PartialEq, Eq)]
-enum Outcome {
-    /// This node owns the sandbox.
-    Taken(Owned),
-    /// A take may have been made, or may still be.
-    Open,
-    /// Nothing was taken, and nothing will be.
-    Nothing,
-    /// Like `Nothing`, because no take was sent.
-    Failed(OwnerError),
-}
-
-impl Incoming {
-    /// Whether the record has the noted offer. A take can be in progress only under that one.
-    fn is_offered(&self, this: &NodeId, owner: &Owner) -> bool {
-        owner.offered_to.as_ref() == Some(this)
-            && owner.node == self.from
-            && owner.epoch == self.epoch
-    }
-
-    fn outcome(&self, this: &NodeId, found: Result<Option<Owned>, OwnerError>) -> Outcome {
-        match found {
-            Ok(Some(owned)) if owned.owner.node == *this => Outcome::Taken(owned),
-            Ok(Some(owned)) if self.is_taking && self.is_offered(this, &owned.owner) => {
-                Outcome::Open
-            }
-            Ok(Some(_) | None) => Outcome::Nothing,
-            Err(_) if self.is_taking => Outcome::Open,
-            Err(why) => Outcome::Failed(why),
-        }
-    }
-}
+type Incoming = IncomingNote<PauseNeeds>;
 
 impl Moves {
     /// Returns why this node cannot take a sandbox with these needs.
@@ -250,15 +206,11 @@ impl Moves {
             let Ok(found) = cluster.owner(id).await else {
                 continue;
             };
-            let Some(owned) = found else { break };
-            if owned.owner.node == *cluster.this() {
-                return self.arrived(id, &note, owned).await;
-            }
-            if !note.is_offered(cluster.this(), &owned.owner)
-                || !Stamp::permits(note.stamp.as_ref(), &owned.owner)
-            {
-                break;
-            }
+            let owned = match note.take(cluster.this(), found) {
+                TakeStep::Hold(owned) => return self.arrived(id, &note, owned).await,
+                TakeStep::Take(owned) => owned,
+                TakeStep::Stop => break,
+            };
             // A previous process may have left less than its note describes.
             if let Err(why) = self.take_files(id, &note, None).await {
                 let why = model::chain(&why);
@@ -278,15 +230,14 @@ impl Moves {
                 return self.arrived(id, &note, owned).await;
             }
         }
-        // Only a read proves that nothing was taken and nothing will be.
         match note.outcome(cluster.this(), cluster.owner(id).await) {
-            Outcome::Taken(owned) => self.arrived(id, &note, owned).await,
-            Outcome::Open => Ok(Holding::Busy),
-            Outcome::Nothing => {
+            TakeOutcome::Taken(owned) => self.arrived(id, &note, owned).await,
+            TakeOutcome::Open => Ok(Holding::Busy),
+            TakeOutcome::Nothing => {
                 self.forget(id).await?;
                 Ok(Holding::Nothing)
             }
-            Outcome::Failed(why) => {
+            TakeOutcome::Failed(why) => {
                 self.forget(id).await?;
                 Err(why.into())
             }
@@ -301,10 +252,10 @@ impl Moves {
         owned: Owned,
     ) -> Result<Holding, MoveError> {
         if !Stamp::permits(note.stamp.as_ref(), &owned.owner) {
-            return Err(MoveError::Stale);
+            return Err(MoveHalt::Stale.into());
         }
-        let held = Noted::held(&owned, Some(stamp(&owned.owner)), note.wake);
-        let claim = held.claim(Hold::Sealed);
+        let held = OwnerNote::held(&owned, Some(owned.owner.stamp()), note.wake);
+        let claim = claim(&held, Hold::Sealed);
         self.take_files(id, note, Some(claim)).await?;
         self.hold(id, &owned);
         self.0.counts.taken.fetch_add(1, Ordering::Relaxed);
@@ -325,7 +276,7 @@ impl Moves {
             Err(_) => return Some(TakerNote::Taking),
         };
         let this = self.0.peers.this();
-        let is_taken = Noted::of(&sandbox).is_some_and(|noted| noted.is_taken(this, offered));
+        let is_taken = noted(&sandbox).is_some_and(|noted| noted.is_taken(this, offered));
         Some(if is_taken {
             TakerNote::Held
         } else {

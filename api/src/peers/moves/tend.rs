@@ -6,14 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cluster::{ClusterEvent, NodeState, OwnerChange, OwnerState, Stamp};
+use cluster::{ClusterEvent, NodeState, OwnerChange, OwnerNote, OwnerState, ReclaimStep, TendStep};
 use model::SandboxId;
 use pool::{Hold, Sandbox, SandboxState};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
 use super::{
     MoveError, Moves, Stuck, base,
-    claim::{Noted, Step, stamp},
+    claim::{claim, noted},
 };
 use crate::builds::machine;
 
@@ -33,7 +33,7 @@ pub(crate) async fn tend(moves: Moves) {
     let events = moves.0.peers.cluster().events();
     // The cluster's task needs to know the records that this node holds before it compares anything.
     for sandbox in moves.0.pool.list().await.unwrap_or_default() {
-        if let Some(owned) = Noted::of(&sandbox).and_then(|noted| noted.owned()) {
+        if let Some(owned) = noted(&sandbox).and_then(|noted| noted.owned()) {
             let cluster = moves.0.peers.cluster();
             cluster.hold(sandbox.id.clone(), owned.owner, 0);
         }
@@ -159,46 +159,31 @@ impl Moves {
 
     async fn tend_locked(&self, sandbox: &Sandbox) -> Result<(), MoveError> {
         let id = &sandbox.id;
-        let Some(noted) = Noted::of(sandbox) else {
+        let Some(noted) = noted(sandbox) else {
             return self.adopt(sandbox).await;
         };
-        match noted.step {
-            Step::Offered { .. } => return self.settle_offer(id, None).await.map(drop),
-            Step::Sharing => return self.abandon(id).await,
-            Step::Held => {}
-        }
-        let is_paused = matches!(sandbox.state, SandboxState::Paused(_));
-        match noted.wake {
-            Some(end_at) if is_paused => {
-                self.open_locked(id, noted.wake).await?;
-                return self.go_on(id, end_at).await;
-            }
-            Some(_) => return self.awake(id).await,
-            None => {}
-        }
+        let state = match sandbox.state {
+            SandboxState::Paused(_) => OwnerState::Paused,
+            _ => OwnerState::Running,
+        };
         let cluster = self.0.peers.cluster();
         let view = cluster.view();
-        match view.owners.get(id) {
-            // An offer that seemed to have failed was made nevertheless.
-            Some(owned)
-                if owned.owner.node == *cluster.this() && owned.owner.offered_to.is_some() =>
-            {
-                self.abandon(id).await
+        let seen = view.owners.get(id).map(|owned| &owned.owner);
+        match noted.tend(cluster.this(), state, seen) {
+            TendStep::Nothing => Ok(()),
+            TendStep::Settle => self.settle_offer(id, None).await.map(drop),
+            TendStep::Undo => self.abandon(id).await,
+            TendStep::Resume(end_at) => {
+                self.open_locked(id, noted.wake).await?;
+                self.go_on(id, end_at).await
             }
-            Some(owned) if owned.owner.node == *cluster.this() => {
-                if is_paused && owned.owner.state == OwnerState::Running {
-                    self.seal_paused(sandbox, noted).await?;
-                }
+            TendStep::Resumed => self.awake(id).await,
+            TendStep::RecordPaused => self.seal_paused(sandbox, noted).await,
+            TendStep::Discard(node) => {
+                self.discard(id, &node).await;
                 Ok(())
             }
-            // The event may have been missed.
-            Some(owned) if !is_paused && noted.is_beaten(&owned.owner, OwnerState::Running) => {
-                self.discard(id, &owned.owner.node).await;
-                Ok(())
-            }
-            // The cluster's task decides about running sandboxes.
-            Some(_) | None if !is_paused => Ok(()),
-            Some(_) | None => self.forgotten(sandbox, &noted).await,
+            TendStep::Reclaim => self.reclaim(sandbox, &noted).await,
         }
     }
 
@@ -218,51 +203,46 @@ impl Moves {
             _ => owned,
         };
         let hold = if is_running { Hold::Open } else { Hold::Sealed };
-        let noted = Noted::held(&owned, Some(stamp(&owned.owner)), None);
+        let noted = OwnerNote::held(&owned, Some(owned.owner.stamp()), None);
         self.hold(&sandbox.id, &owned);
-        let claim = Some(noted.claim(hold));
+        let claim = Some(claim(&noted, hold));
         Ok(self.0.pool.set_claim(&sandbox.id, claim).await?)
     }
 
     /// Records in etcd that a sandbox is paused. From then on, resuming it requires another `Start`.
-    async fn seal_paused(&self, sandbox: &Sandbox, noted: Noted) -> Result<(), MoveError> {
+    async fn seal_paused(&self, sandbox: &Sandbox, noted: OwnerNote) -> Result<(), MoveError> {
         let pool = &self.0.pool;
         let id = &sandbox.id;
-        pool.set_claim(id, Some(noted.claim(Hold::Sealed))).await?;
+        let sealed = Some(claim(&noted, Hold::Sealed));
+        pool.set_claim(id, sealed).await?;
         if pool.get(id).await?.state == SandboxState::Running {
             // It was resumed in between, and the record already shows that.
-            return Ok(pool.set_claim(id, Some(noted.claim(Hold::Open))).await?);
+            let open = Some(claim(&noted, Hold::Open));
+            return Ok(pool.set_claim(id, open).await?);
         }
         let owned = self.record_as(id, &noted, OwnerState::Paused).await?;
-        let held = Noted::held(&owned, noted.stamp, noted.wake);
-        Ok(pool.set_claim(id, Some(held.claim(Hold::Sealed))).await?)
+        let held = OwnerNote::held(&owned, noted.stamp, noted.wake);
+        let sealed = Some(claim(&held, Hold::Sealed));
+        Ok(pool.set_claim(id, sealed).await?)
     }
 
     /// Handles a paused sandbox whose record is missing or names another node.
-    async fn forgotten(&self, sandbox: &Sandbox, noted: &Noted) -> Result<(), MoveError> {
+    async fn reclaim(&self, sandbox: &Sandbox, noted: &OwnerNote) -> Result<(), MoveError> {
         let id = &sandbox.id;
         let cluster = self.0.peers.cluster();
-        let Some(owner) = &noted.owner else {
-            return Ok(());
-        };
         let found = cluster.owner(id).await?;
-        let (epoch, state) = (owner.epoch, OwnerState::Paused);
-        match &found {
-            Some(found) if found.owner.node == *cluster.this() => return Ok(()),
-            Some(found) if found.owner.beats(epoch, state) => {
-                let node = found.owner.node.clone();
-                self.discard(id, &node).await;
-                return Ok(());
+        let owner = found.as_ref().map(|found| &found.owner);
+        match noted.reclaim(cluster.this(), owner)? {
+            ReclaimStep::Keep => {}
+            ReclaimStep::Discard(node) => self.discard(id, &node).await,
+            ReclaimStep::Reassert(change) => {
+                let owned = cluster.change_owner(id, found.as_ref(), change).await?;
+                if let Some(owned) = owned {
+                    let held = OwnerNote::held(&owned, noted.stamp.clone(), noted.wake);
+                    let sealed = Some(claim(&held, Hold::Sealed));
+                    self.0.pool.set_claim(id, sealed).await?;
+                }
             }
-            _ if !Stamp::permits(noted.stamp.as_ref(), owner) => return Err(MoveError::Stale),
-            _ => {}
-        }
-        let change = OwnerChange::Reassert { epoch, state };
-        let owned = cluster.change_owner(id, found.as_ref(), change).await?;
-        if let Some(owned) = owned {
-            let held = Noted::held(&owned, noted.stamp.clone(), noted.wake);
-            let claim = Some(held.claim(Hold::Sealed));
-            self.0.pool.set_claim(id, claim).await?;
         }
         Ok(())
     }
@@ -273,7 +253,7 @@ impl Moves {
             return;
         };
         let offered = match self.0.pool.get(id).await {
-            Ok(sandbox) => Noted::of(&sandbox).is_some_and(|noted| noted.step.is_offered()),
+            Ok(sandbox) => noted(&sandbox).is_some_and(|noted| noted.is_offered()),
             Err(_) => return,
         };
         if !offered {

@@ -1,5 +1,7 @@
 use std::fs::File;
 
+use cluster::OwnerError;
+
 use super::*;
 use crate::peers::moves::tests::{self, alone};
 
@@ -86,41 +88,4 @@ async fn nothing_is_fetched_before_etcd_has_confirmed_the_offer() {
         "{refused:?}"
     );
     assert!(!state.path().join("incoming").exists(), "nothing is noted");
-}
-
-#[test]
-fn only_the_noted_offer_keeps_the_outcome_of_a_take_open() {
-    let this: NodeId = "b".parse().unwrap();
-    let owned = |node: &str, epoch, offered_to: Option<&str>| Owned {
-        owner: Owner {
-            node: node.parse().unwrap(),
-            epoch,
-            state: cluster::OwnerState::Paused,
-            offered_to: offered_to.map(|to| to.parse().unwrap()),
-        },
-        revision: 1,
-    };
-    let outcome = |found: &Owned, is_taking| {
-        let note = incoming("a", 4, is_taking);
-        note.outcome(&this, Ok(Some(found.clone())))
-    };
-    let offered = owned("a", 4, Some("b"));
-    assert_eq!(outcome(&offered, true), Outcome::Open);
-    assert_eq!(outcome(&offered, false), Outcome::Nothing);
-    for other in [
-        // A later offer: the note reappeared after a power loss.
-        owned("a", 5, Some("b")),
-        owned("c", 4, Some("b")),
-        owned("a", 4, Some("c")),
-        owned("a", 5, None),
-    ] {
-        assert_eq!(outcome(&other, true), Outcome::Nothing, "{other:?}");
-    }
-    let taken = owned("b", 5, None);
-    assert_eq!(outcome(&taken, true), Outcome::Taken(taken.clone()));
-    let read = |found, is_taking| incoming("a", 4, is_taking).outcome(&this, found);
-    assert_eq!(read(Ok(None), true), Outcome::Nothing);
-    let failed = OwnerError::Unavailable;
-    assert_eq!(read(Err(failed.clone()), true), Outcome::Open);
-    assert_eq!(read(Err(failed.clone()), false), Outcome::Failed(failed));
 }
