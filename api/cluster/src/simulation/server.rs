@@ -4,8 +4,8 @@
 use model::SandboxId;
 
 use crate::{
-    ClusterEvent, GiverStep, Holding, Needs, NodeId, NodeState, Owned, OwnerChange, OwnerError,
-    OwnerState, Stamp, TakerNote,
+    ClusterEvent, GiverStep, Holding, MoveHalt, Needs, NodeId, NodeState, NoteStep, Owned,
+    OwnerChange, OwnerError, OwnerNote, OwnerState, ReclaimStep, RecordStep, Stamp, TakerNote,
     admission::{owned, owner_txn},
     engine::Input,
     giver,
@@ -179,7 +179,10 @@ impl World {
         let this = self.hosts[at].id();
         let may = match note {
             Note::Incoming => found.owner.offered_to.as_ref() == Some(this),
-            Note::Paused => found.owner.node == *this,
+            Note::Paused => {
+                // A record that says "running" permits a resume without a change, so it is read from etcd.
+                found.owner.node == *this && found.owner.state == OwnerState::Paused
+            }
             _ => false,
         };
         may.then_some(found)
@@ -220,61 +223,79 @@ impl World {
             },
             Note::Running if mine => {}
             Note::Paused if mine => self.decide_paused(at, id, found),
-            Note::Paused => self.decide_forgotten(at, id, &local, found),
+            Note::Paused => self.decide_forgotten(at, id, found),
             // The engine reports it as superseded or rewrites it.
             Note::Running => {}
         }
     }
 
     fn decide_paused(&mut self, at: usize, id: &SandboxId, found: Option<Owned>) {
-        let Some(found) = found else {
+        let Some(note) = self.owner_note(at, id) else {
             return;
         };
-        let owner = found.owner.clone();
-        if let Some(to) = owner.offered_to.clone() {
-            // An offer whose response was lost but that was made.
-            let since = self.now;
-            let note = Note::Offered {
-                to,
-                epoch: owner.epoch,
-                since,
-            };
-            self.set_note(at, id, note);
-            return;
-        }
+        let this = self.hosts[at].id().clone();
         let draining = self.is_draining(at);
-        if owner.state == OwnerState::Running {
-            self.change(at, id, Some(&found), OwnerChange::Pause);
-        } else if self.wants(at, id) && !draining {
-            self.change(at, id, Some(&found), OwnerChange::Start);
-        } else if draining && let Some(to) = self.target(at) {
-            let (epoch, since) = (owner.epoch, self.now);
-            let note = Note::Offered {
-                to: to.clone(),
-                epoch,
-                since,
-            };
-            self.set_note(at, id, note);
-            let change = OwnerChange::Offer(to);
-            self.change(at, id, Some(&found), change);
+        let wanted = if self.wants(at, id) && !draining {
+            OwnerState::Running
+        } else {
+            OwnerState::Paused
+        };
+        match note.record(&this, wanted, found.as_ref()) {
+            Ok(RecordStep::Change(change)) => self.change(at, id, found.as_ref(), change),
+            Ok(RecordStep::Done(owned)) if wanted == OwnerState::Running => {
+                self.started(at, id, owned);
+            }
+            Ok(RecordStep::Done(owned)) if draining => {
+                if let Some(to) = self.target(at) {
+                    self.note_offer(at, id, &to, owned.owner.epoch);
+                    self.change(at, id, Some(&owned), OwnerChange::Offer(to));
+                }
+            }
+            Ok(RecordStep::Done(_)) => {}
+            // An offer whose response was lost but that was made.
+            Err(MoveHalt::Unsettled(to)) => {
+                let epoch = found.map_or(0, |found| found.owner.epoch);
+                self.note_offer(at, id, &to, epoch);
+            }
+            Err(MoveHalt::Superseded | MoveHalt::Stale) => {}
         }
     }
 
+    fn note_offer(&mut self, at: usize, id: &SandboxId, to: &NodeId, epoch: u64) {
+        let (to, since) = (to.clone(), self.now);
+        self.set_note(at, id, Note::Offered { to, epoch, since });
+    }
+
     /// Handles a record that is missing or names another node.
-    fn decide_forgotten(&mut self, at: usize, id: &SandboxId, local: &Local, found: Option<Owned>) {
-        let Some(Owned { owner, .. }) = &local.owned else {
+    fn decide_forgotten(&mut self, at: usize, id: &SandboxId, found: Option<Owned>) {
+        let Some(note) = self.owner_note(at, id) else {
             return;
         };
-        let (epoch, state) = (owner.epoch, OwnerState::Paused);
-        if !Stamp::permits(self.stamp(at, id).as_ref(), owner) {
-            self.discard(at, id);
-        } else if found
-            .as_ref()
-            .is_none_or(|found| !found.owner.beats(epoch, state))
-        {
-            let change = OwnerChange::Reassert { epoch, state };
-            self.change(at, id, found.as_ref(), change);
+        let owner = found.as_ref().map(|found| &found.owner);
+        match note.reclaim(self.hosts[at].id(), owner) {
+            Ok(ReclaimStep::Keep) => {}
+            Ok(ReclaimStep::Reassert(change)) => self.change(at, id, found.as_ref(), change),
+            // A server keeps files with a later stamp. Here they would be found as a second copy.
+            Ok(ReclaimStep::Discard(_)) | Err(_) => self.discard(at, id),
         }
+    }
+
+    /// The note that a server keeps about a sandbox.
+    fn owner_note(&self, at: usize, id: &SandboxId) -> Option<OwnerNote> {
+        let local = self.hosts[at].disk.get(id)?;
+        let step = match &local.note {
+            Note::Offered { to, .. } => NoteStep::Offered { to: to.clone() },
+            Note::Sharing => NoteStep::Sharing,
+            Note::Running | Note::Paused | Note::Incoming | Note::Taking | Note::Ending => {
+                NoteStep::Held
+            }
+        };
+        let mut note = match &local.owned {
+            Some(owned) => OwnerNote::held(owned, self.stamp(at, id), None),
+            None => OwnerNote::sharing(),
+        };
+        note.step = step;
+        Some(note)
     }
 
     #[expect(
@@ -577,9 +598,8 @@ impl World {
     fn holding(&mut self, at: usize, id: &SandboxId, offered: u64) -> Holding {
         let this = self.hosts[at].id();
         let local = self.hosts[at].disk.get(id);
-        let owner = local.and_then(|local| local.owned.as_ref());
-        let is_taken =
-            owner.is_some_and(|owned| owned.owner.node == *this && owned.owner.epoch > offered);
+        let kept = self.owner_note(at, id);
+        let is_taken = kept.is_some_and(|note| note.is_taken(this, offered));
         let note = match local.map(|local| &local.note) {
             None => TakerNote::Absent,
             // A take may be in flight to etcd as soon as it is decided.
@@ -587,7 +607,6 @@ impl World {
             Some(Note::Incoming) => TakerNote::Incoming,
             Some(Note::Taking) => TakerNote::Taking,
             // Files from before the offer must be removed first, by a decision that is not made yet.
-            Some(Note::Offered { .. }) => TakerNote::Taking,
             Some(_) if !is_taken => TakerNote::Taking,
             Some(_) => TakerNote::Held,
         };
@@ -762,10 +781,7 @@ impl World {
         if !Stamp::permits(self.stamp(at, id).as_ref(), owner) {
             return false;
         }
-        let stamp = Some(Stamp {
-            node: owner.node.clone(),
-            epoch: owner.epoch,
-        });
+        let stamp = Some(owner.stamp());
         match self.truths.get_mut(id) {
             Some(truth) if truth.networked => truth.stamp = stamp,
             _ => {
