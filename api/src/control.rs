@@ -64,7 +64,6 @@ pub use error::ApiError;
 pub(crate) use nodes::own as own_node;
 pub(crate) use server::TEAM;
 use spread::Spread;
-pub(crate) use spread::wanted;
 pub(crate) use templates::build_id;
 pub(crate) use wire::state as state_of;
 

@@ -27,6 +27,7 @@ mod client;
 pub mod internal;
 
 // What nodes publish of themselves, and see of each other.
+mod machinery;
 mod publish;
 mod roster;
 
@@ -57,7 +58,8 @@ use tokio::sync::{Semaphore, watch};
 
 pub use client::{PeerClient, PeerError};
 pub(crate) use internal::router as internal_router;
-pub(crate) use publish::{follow_status, publish, renew};
+pub(crate) use machinery::NodeMachinery;
+pub(crate) use publish::{follow_status, publish, published_name, renew};
 pub(crate) use roster::watch as watch_roster;
 pub use roster::{PeerState, Roster, Seen};
 pub use spec::ClusterSpec;

@@ -39,7 +39,6 @@ use super::{
 use crate::blocking::blocking;
 pub(crate) use follow::{Copied, Made};
 pub use pool_side::Machinery;
-pub(crate) use pool_side::Real;
 pub use redo::RedoSpec;
 use task::Owner;
 

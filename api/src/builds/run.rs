@@ -135,7 +135,7 @@ impl Executor {
     ///
     /// # Errors
     /// Returns [`PoolError::InUse`] while a build is about to use it, and the errors of [`Pool::remove_template`].
-    pub(super) async fn remove(&self, template: &str) -> Result<(), PoolError> {
+    pub(crate) async fn remove(&self, template: &str) -> Result<(), PoolError> {
         self.layers.remove_built(template).await
     }
 

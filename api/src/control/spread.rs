@@ -28,7 +28,7 @@ use serde::Deserialize;
 
 use super::{app::App, body::MAX_BODY, endpoint::Access, error::ApiError};
 use crate::{
-    peers::{LAST_HOP, Peer, PeerError, Peers, Place},
+    peers::{LAST_HOP, Peer, PeerError, Peers, Place, published_name},
     proxy::{Form, Refusal, host},
 };
 pub(super) use lists::{Merge, Merging};
@@ -184,7 +184,7 @@ async fn create(app: &App, peers: &Peers, asked: Asked, request: Request, next: 
         copy
     };
     let named: Named = serde_json::from_slice(&body).unwrap_or_default();
-    let template = named.template_id.as_deref().and_then(wanted);
+    let template = named.template_id.as_deref().and_then(published_name);
     let candidates = template.map(|template| peers.cluster().place(&needs(template)));
     let mut refused: Option<Response> = None;
     for candidate in candidates.into_iter().flatten().take(TRIES) {
@@ -259,12 +259,6 @@ fn is_transient(status: StatusCode) -> bool {
         status,
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
     )
-}
-
-/// The name under which nodes publish a template: without the default tag.
-pub(crate) fn wanted(reference: &str) -> Option<TemplateId> {
-    let name = reference.strip_suffix(":default").unwrap_or(reference);
-    name.parse().ok()
 }
 
 fn needs(template: TemplateId) -> Needs {
@@ -403,12 +397,5 @@ mod tests {
                 "{status}"
             );
         }
-    }
-
-    #[test]
-    fn the_default_tag_names_the_template_itself() {
-        assert_eq!(wanted("a:default"), wanted("a"));
-        assert_ne!(wanted("a:x"), wanted("a"));
-        assert_eq!(wanted("a/b"), None);
     }
 }

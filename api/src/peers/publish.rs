@@ -12,7 +12,7 @@ use super::{
     question, status_of,
     tls::OWN,
 };
-use crate::{builds::owner::Builds, control::wanted, node::OwnNode};
+use crate::{builds::owner::Builds, node::OwnNode};
 
 /// Polling interval of load and templates. The cluster writes the load at most once a second, and only if it has
 /// changed.
@@ -95,7 +95,7 @@ impl Names {
                 None => Some((client_id, None)),
             };
             let all = own.chain([by_pool]).chain(by_id);
-            let names = all.filter_map(|(name, tagged)| Some((wanted(name)?, tagged)));
+            let names = all.filter_map(|(name, tagged)| Some((published_name(name)?, tagged)));
             (template.clone(), names.collect())
         });
         Self(named.collect())
@@ -197,4 +197,22 @@ async fn renewed(peers: &Peers) -> Result<(), String> {
         }
     }
     Err(last)
+}
+
+/// The name under which nodes publish a template: without the default tag.
+pub(crate) fn published_name(reference: &str) -> Option<TemplateId> {
+    let name = reference.strip_suffix(":default").unwrap_or(reference);
+    name.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_tag_names_the_template_itself() {
+        assert_eq!(published_name("a:default"), published_name("a"));
+        assert_ne!(published_name("a:x"), published_name("a"));
+        assert_eq!(published_name("a/b"), None);
+    }
 }

@@ -13,7 +13,7 @@ use crate::{
     builds::{
         bases::Bases,
         grant::Authority,
-        owner::{Builds, Real},
+        owner::Builds,
         run::{COMMAND_LIMIT, Executor, ExecutorSpec},
         store::{Contents, Store},
         uploads::Uploads,
@@ -25,7 +25,7 @@ use crate::{
     network,
     node::OwnNode,
     peers::{
-        follow_status, internal_router,
+        NodeMachinery, follow_status, internal_router,
         metrics::log_events,
         moves::{Moves, tend},
         publish, renew,
@@ -152,7 +152,7 @@ impl Engine {
             run_limit: COMMAND_LIMIT,
         };
         let executor = Executor::open(pool.clone(), bases, executor).await;
-        let machinery = Real {
+        let machinery = NodeMachinery {
             pool: pool.clone(),
             executor: executor.clone(),
             peers: peers.clone(),
