@@ -211,7 +211,7 @@ fn keep(out: &Path, dir: &Path) -> io::Result<()> {
 
 impl Installation<'_> {
     /// The directory of unfinished templates, on the same file system as the finished ones.
-    fn new(&self) -> PathBuf {
+    fn draft(&self) -> PathBuf {
         self.templates.with_file_name(".new")
     }
 
@@ -222,7 +222,7 @@ impl Installation<'_> {
         let io = |why: io::Error| {
             Failure::UnsuitableHost(format!("cannot create the template {name}: {why}"))
         };
-        let new = self.new();
+        let new = self.draft();
         self.clean()?;
         fs::create_dir_all(&self.templates).map_err(io)?;
         fs::create_dir(&new).map_err(io)?;
@@ -253,7 +253,7 @@ impl Installation<'_> {
 
     /// Removes what a build, or one that was cut off, has left.
     fn clean(&self) -> Result<(), Failure> {
-        let new = self.new();
+        let new = self.draft();
         fs::remove_dir_all(&new).or_else(|why| match why.kind() {
             io::ErrorKind::NotFound => Ok(()),
             _ => Err(Failure::UnsuitableHost(format!("{}: {why}", new.display()))),
