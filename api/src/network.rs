@@ -22,7 +22,7 @@ const LOG: &str = "network-events.jsonl";
 /// Number of TAPs kept ready. A fork may need 50 at once, but TAPs can only be created one after another, and each
 /// takes more than 10 ms.
 const STOCK: u32 = 64;
-/// TAP ids in addition to `--max-sandboxes`: for the TAPs kept ready, and for TAPs of ended sandboxes whose flows have
+/// TAP ids in addition to `pool.max_sandboxes`: for the TAPs kept ready, and for TAPs of ended sandboxes whose flows have
 /// not been removed yet.
 const SPARE: u32 = 192;
 /// Maximum number of concurrent flows of one sandbox.
@@ -77,7 +77,7 @@ pub struct Network {
 pub enum NetworkError {
     /// The host cannot enforce network policies.
     #[error(
-        "cannot set up an isolated network for sandboxes: fix the cause, or run sandboxes without network (--network none)"
+        "cannot set up an isolated network for sandboxes: fix the cause, or run sandboxes without network (network.mode = \"none\")"
     )]
     Isolation(#[from] IsolationError),
     #[error("cannot resolve the path of the state directory")]

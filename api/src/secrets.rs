@@ -110,7 +110,7 @@ pub enum OpenError {
     },
     #[error(
         "cannot decrypt the {count} secrets in {} with the key from {key}: start the server with the key that encrypted them \
-         (--secrets-key), or move the directory away to start without secrets",
+         (server.secrets_key), or move the directory away to start without secrets",
         path.display()
     )]
     WrongKey {

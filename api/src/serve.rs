@@ -6,7 +6,7 @@
 //!
 //! After SIGTERM or SIGINT the server refuses to create sandboxes. It completes in-flight requests (for at most
 //! [`crate::listen::limits::DRAIN`]) and then pending changes of sandboxes (for at most `SETTLE`). Finally, depending
-//! on `--on-exit`, it leaves the running sandboxes to the next server process or kills them.
+//! on `server.on_exit`, it leaves the running sandboxes to the next server process or kills them.
 //!
 //! After SIGHUP or a request on the internal socket, a new process takes over ([`crate::handover`]), and this one
 //! finishes its connections. The new process gets lock and sockets from its predecessor.
@@ -491,7 +491,7 @@ fn authenticator(spec: &ServeSpec, keys: &KeyFile) -> Result<Authenticator, Serv
     }
     if spec.tls.is_none() && spec.listen.iter().any(|a| !a.ip().is_loopback()) {
         warn!(
-            "API keys and tokens cross the network unencrypted: use --tls-cert and --tls-key, \
+            "API keys and tokens cross the network unencrypted: set tls.certificate and tls.key, \
              or a reverse proxy that terminates TLS"
         );
     }

@@ -163,7 +163,7 @@ fn to_replace(node: &str, secrets: &[Secret]) -> String {
          - the values of all secrets{names}, at the services that they are for, and here: `cube secret update`\n\
          - API keys that clients have sent to {node}: `cube key revoke`\n\
          - passwords of `egressProxy` and webhook secrets\n\
-         - the private key of --tls-key and the key of --secrets-key, if the nodes share them\n"
+         - the private keys in the files tls.key and server.secrets_key, if the nodes share them\n"
     )
 }
 

@@ -161,7 +161,7 @@ impl Groups {
             ([], _) => Ok(()),
             (_, MissingLimits::Refuse) => Err(io::Error::other(format!(
                 "the host has no cgroup controllers for {}: mount or delegate these controllers, or allow sandboxes \
-                 without such limits with --allow-missing-limits",
+                 without such limits with sandbox.allow_missing_limits",
                 names.join(", ")
             ))),
             (_, MissingLimits::Allow) => {
@@ -244,7 +244,7 @@ impl Groups {
             (Err(e), MissingLimits::Refuse) => Err(io::Error::new(
                 e.kind(),
                 format!(
-                    "cannot set {}: {e} (--allow-missing-limits continues without this limit)",
+                    "cannot set {}: {e} (sandbox.allow_missing_limits continues without this limit)",
                     file.display()
                 ),
             )),
@@ -641,7 +641,7 @@ pub(crate) mod tests {
         groups.hierarchies[0].group = dir.path().to_owned();
         let why = groups.check_controllers().unwrap_err().to_string();
         assert!(
-            why.contains("for pids:") && why.contains("--allow-missing-limits"),
+            why.contains("for pids:") && why.contains("sandbox.allow_missing_limits"),
             "{why}"
         );
         // A directory in place of the file stands for a kernel that rejects the setting.

@@ -34,13 +34,13 @@ pub enum PoolError {
     /// The limit of paused sandboxes and snapshots is reached. Running sandboxes keep running.
     #[error(
         "the limit of {0} paused sandboxes and snapshots is reached: resume or delete paused sandboxes, delete \
-         snapshots that are not needed, or start the server with a larger --max-saved"
+         snapshots that are not needed, or raise pool.max_saved"
     )]
     TooManySaved(u32),
     /// The quota of templates is used up. Existing templates are never removed to make room.
     #[error(
         "templates and snapshots take {} MiB of {} MiB, and one more may need {} MiB: delete those that are not needed, \
-         or start the server with a larger --template-quota",
+         or raise pool.template_quota",
         taken >> 20, quota >> 20, need.div_ceil(1 << 20)
     )]
     TemplateQuota { taken: u64, need: u64, quota: u64 },

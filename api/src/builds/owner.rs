@@ -85,7 +85,7 @@ pub enum BuildsError {
     OrderGone(String, &'static str),
     /// Name, and number of the step.
     #[error(
-        "the files of step {1} of the template {0:?} are no longer on this server (--upload-quota): build it from its \
+        "the files of step {1} of the template {0:?} are no longer on this server (builds.uploads): build it from its \
          source, which uploads them again"
     )]
     NoFiles(String, usize),

@@ -197,7 +197,7 @@ pub fn check_disk_limit(min_free_disk: Bytes, limit: Option<Bytes>) -> Result<()
     };
     let (asked, most) = (min_free_disk.0 / MIB, limit.0 / MIB);
     Err(invalid(format!(
-        "minFreeDiskMb is {asked}, but a sandbox of this server may write at most {most} MiB to its disk (--disk-limit): \
+        "minFreeDiskMb is {asked}, but a sandbox of this server may write at most {most} MiB to its disk (sandbox.disk): \
          ask for less, or let the operator raise the limit"
     )))
 }
@@ -399,7 +399,7 @@ mod tests {
         }
         let message = check_disk_limit(Bytes::mib(1025), limit).unwrap_err();
         let message = message.to_string();
-        for part in ["minFreeDiskMb is 1025", "1024 MiB", "--disk-limit"] {
+        for part in ["minFreeDiskMb is 1025", "1024 MiB", "sandbox.disk"] {
             assert!(message.contains(part), "{message}");
         }
         for wrong in [i64::MIN, 0, 33] {

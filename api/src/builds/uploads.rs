@@ -38,7 +38,7 @@ pub enum UploadError {
     NoSpace,
     /// The archives of other builds, and uploads in progress, take up all the space.
     #[error(
-        "the archive does not fit into the space of {0} bytes for all archives (--upload-quota)"
+        "the archive does not fit into the space of {0} bytes for all archives (builds.uploads)"
     )]
     Quota(u64),
     /// The client's connection ended, or its body is malformed.

@@ -277,7 +277,7 @@ pub(super) fn grant(
         Some(false) | None => "network.allowOut",
     };
     Err(ApiError::NotImplemented(format!(
-        "{option}: sandboxes of this server have no network (the server runs with --network none)"
+        "{option}: sandboxes of this server have no network (the server runs with network.mode = \"none\")"
     )))
 }
 

@@ -1,4 +1,4 @@
-//! Reports of benchmark runs for the console: the subdirectories of `--reports` that contain a `report.json`.
+//! Reports of benchmark runs for the console: the subdirectories of `server.reports` that contain a `report.json`.
 //!
 //! The operator's directory is trusted, but names in requests are not: only names that the listing can contain are
 //! opened.

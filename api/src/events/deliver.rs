@@ -185,7 +185,7 @@ async fn deliver(delivery: Delivery, entry: Arc<Entry>, permits: Arc<Semaphore>,
                 warn!(
                     webhook = hook.id,
                     why = model::chain(&why),
-                    "cannot deliver an event to a webhook: unless --network-deny forbids its address, the operator can open it with --webhook-exception"
+                    "cannot deliver an event to a webhook: unless network.denied contains its address, the operator can open it in network.webhook_exceptions"
                 );
                 return;
             }

@@ -1,7 +1,7 @@
 //! Limits for clients behind reverse proxies. A proxy's connections carry the requests of many clients, so the server
 //! limits each client's in-flight requests rather than the proxy's connections.
 //!
-//! Only the peer's address determines whether it is a trusted proxy (`--trusted-proxy`). `X-Forwarded-For` from any
+//! Only the peer's address determines whether it is a trusted proxy (`server.trusted_proxies`). `X-Forwarded-For` from any
 //! other peer is ignored.
 
 use std::collections::HashMap;

@@ -63,7 +63,7 @@ pub enum TransferError {
         file: String,
         chunk: usize,
     },
-    #[error("no space on disk for {needed} from another node (--disk-reserve stays free)")]
+    #[error("no space on disk for {needed} from another node (pool.disk_reserve stays free)")]
     NoSpace { needed: Bytes },
     #[error("cannot write {}", path.display())]
     Io {

@@ -81,7 +81,7 @@ fn a_wrong_key_is_an_error_and_a_damaged_file_is_not() {
     assert_eq!(with(&format!("{hex}\n")).unwrap().list().len(), 2);
     let wrong = with(&other).unwrap_err().to_string();
     assert!(
-        wrong.contains("--secrets-key") && wrong.contains('2'),
+        wrong.contains("server.secrets_key") && wrong.contains('2'),
         "{wrong}"
     );
     // A command that only kills sandboxes has no key.

@@ -37,9 +37,9 @@ pub struct CaFiles {
     pub ca_certificate: PathBuf,
     /// Should be stored away from the server.
     pub ca_key: PathBuf,
-    /// For `--tls-cert`.
+    /// For `tls.certificate`.
     pub certificate: PathBuf,
-    /// For `--tls-key`.
+    /// For `tls.key`.
     pub key: PathBuf,
 }
 

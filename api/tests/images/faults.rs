@@ -153,7 +153,7 @@ pub(crate) fn kvm_a_registry_that_refuses_or_lies_ends_a_build_with_a_reason() {
             let reason = asked.reason();
             assert!(reason.contains("forbidden range"), "{reference}: {reason}");
             assert!(
-                reason.contains("--image-exception"),
+                reason.contains("images.exceptions"),
                 "{reference}: {reason}"
             );
         }

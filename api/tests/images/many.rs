@@ -253,7 +253,7 @@ async fn publish(state: &Path, count: usize) -> Vec<String> {
     registry.add("more", &image_of(count));
     let refused = world.ask(&format!("{address}/more")).await;
     let why = refused.reason();
-    assert!(why.contains("--image-quota"), "{why}");
+    assert!(why.contains("images.quota"), "{why}");
     world.close().await;
     made
 }
@@ -315,7 +315,7 @@ fn distinct_roots(count: usize) {
     let sandbox = server.create(&json!({"templateID": "many-1"}));
     let refused = server.post(&sandbox.path("/snapshots"), &json!({}));
     let why = refused.expect(507).text();
-    assert!(why.contains("--template-quota"), "{why}");
+    assert!(why.contains("pool.template_quota"), "{why}");
     list(&server, count);
 }
 

@@ -70,7 +70,7 @@ pub(crate) fn kvm_images_stay_within_their_quota() {
         assert!((2..10).contains(&kept), "{kept}");
         let asked = world.ask(&format!("{}/r", servers[10])).await;
         assert!(
-            asked.reason().contains("--image-quota"),
+            asked.reason().contains("images.quota"),
             "{}",
             asked.reason()
         );

@@ -363,7 +363,7 @@ pub(crate) fn kvm_without_a_network_programs_are_told_at_once() {
         refusal["message"]
             .as_str()
             .unwrap()
-            .contains("--network none")
+            .contains("network.mode")
     );
     server
         .put(&sandbox.path("/network"), &only(&[NEAR]))

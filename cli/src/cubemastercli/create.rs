@@ -165,9 +165,7 @@ impl CreateArgs {
         }
         let image = self.image.strip_prefix("http://");
         if image.is_some() {
-            eprintln!(
-                "note: registries without TLS are set on the server: cube-api serve --image-mirror"
-            );
+            eprintln!("note: registries without TLS are set on the server: images.mirrors");
         }
         let words = [&self.cmd[..], &self.arg].concat();
         let env = self.env.iter().map(|pair| match pair.split_once('=') {

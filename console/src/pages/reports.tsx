@@ -58,7 +58,7 @@ export function Reports() {
   );
 }
 
-/** The runs in the directory of `--reports`. Nothing if there are none, or the key may not see them. */
+/** The runs in the directory of `server.reports`. Nothing if there are none, or the key may not see them. */
 function OfServer({ opened, add, close }: { opened: string[]; add: (read: Report[]) => void; close: (file: string) => void }) {
   const live = useLive(
     (signal) =>

@@ -182,7 +182,7 @@ mod tests {
             fs::create_dir(own.join(file)).unwrap();
             let why = groups.enter_as_server(7 << 20).unwrap_err().to_string();
             assert!(
-                why.contains(file) && why.contains("--allow-missing-limits"),
+                why.contains(file) && why.contains("sandbox.allow_missing_limits"),
                 "{why}"
             );
             groups.missing = MissingLimits::Allow;

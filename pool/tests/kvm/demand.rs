@@ -266,7 +266,7 @@ pub(crate) fn kvm_templates_have_a_quota_and_none_is_removed_for_another() {
         let pool = with_quota(taken + 1).await;
         let refused = pool.snapshot(&sandbox.id, Vec::new()).await;
         let why = refused.expect_err("a refusal").to_string();
-        assert!(why.contains("--template-quota"), "{why}");
+        assert!(why.contains("pool.template_quota"), "{why}");
         let defaults = TemplateDefaults::default();
         let refused = pool.publish(&sandbox.id, Vec::new(), defaults).await;
         assert!(

@@ -167,7 +167,7 @@ fn is_one_too_many(limit: u32, answer: Result<(), PoolError>) {
         other => panic!("not refused: {other:?}"),
     };
     assert!(
-        text.contains("delete") && text.contains("--max-saved"),
+        text.contains("delete") && text.contains("pool.max_saved"),
         "{text}"
     );
 }

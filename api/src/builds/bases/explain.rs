@@ -14,7 +14,7 @@ pub(super) fn explain(reference: &str, why: &PullError) -> String {
              registry's credentials are right"
         ),
         PullError::Http(HttpError::Refused { .. }) => {
-            format!("image '{reference}' cannot be pulled: {why} (--image-exception)")
+            format!("image '{reference}' cannot be pulled: {why} (images.exceptions)")
         }
         PullError::Store(full @ StoreError::Full { .. }) => {
             format!("image '{reference}' cannot be pulled: {}", self::full(full))
@@ -27,5 +27,5 @@ pub(super) fn explain(reference: &str, why: &PullError) -> String {
 }
 
 pub(super) fn full(why: &StoreError) -> String {
-    format!("{why} (--image-quota)")
+    format!("{why} (images.quota)")
 }

@@ -37,7 +37,7 @@ impl Parts {
         if !spec.converter.is_file() {
             return Err(format!(
                 "this server cannot build from images: there is no cube-image at {}; the operator installs it with \
-                 `cargo xtask prepare`, or sets its path with --image-converter",
+                 `cargo xtask prepare`, or sets its path, images.converter",
                 spec.converter.display()
             ));
         }
@@ -46,7 +46,7 @@ impl Parts {
         let converter = converter.with_userland(&spec.userland).map_err(|error| {
             format!(
                 "this server cannot build from images: cannot read the programs bash and busybox in {}: {error}; the \
-                 operator makes them with `cargo xtask prepare`, or sets their directory with --image-userland",
+                 operator makes them with `cargo xtask prepare`, or sets their directory, images.userland",
                 spec.userland.display()
             )
         })?;

@@ -67,7 +67,7 @@ pub(crate) enum Full {
     #[error("the sandbox has too many connections")]
     Sandbox,
     #[error(
-        "the proxy has too many connections, and no sandbox has more of them than this one: raise --egress-connections"
+        "the proxy has too many connections, and no sandbox has more of them than this one: raise egress.connections"
     )]
     All,
 }
