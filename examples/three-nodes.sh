@@ -5,7 +5,7 @@
 set -eu
 trap 'kill $(jobs -p)' EXIT
 # Options for hosts that cannot enforce all limits.
-S='--network none --allow-missing-limits --warm 0:0'
+S='--set network.mode=none --set sandbox.allow_missing_limits=true --set pool.warm=0:0'
 ip netns add hub; ip -n hub link set lo up; ip -n hub link add br0 type bridge
 ip -n hub addr add 10.77.0.254/24 dev br0; ip -n hub link set br0 up
 n=1; for x in a b c; do
