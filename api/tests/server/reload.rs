@@ -111,7 +111,7 @@ pub(crate) fn kvm_a_program_that_does_not_start_leaves_the_old_server() {
         ),
         (
             format!("#!/bin/sh\nexec {real} \"$@\" --images /nonexistent\n"),
-            "--images /nonexistent: not a directory",
+            "pool.images: /nonexistent is not a directory",
         ),
         // A build of the distant future.
         (
