@@ -168,8 +168,8 @@ fn a_file_of_an_earlier_version_is_the_same_scenario() {
             "[mode]\nkind='beside'\nwith='vmm-direct'\nprefault='off'",
         ),
         (
-            "[hold]\nuntil='exec'\n[[peers]]\nname='p'\nkind='runc'",
-            "[hold]\nuntil='exec'\n[mode]\nkind='systems'\n[[mode.systems]]\nname='p'\nkind='runc'",
+            "[hold]\nuntil='exec'\n[[peers]]\nname='p'\nkind='process'",
+            "[hold]\nuntil='exec'\n[mode]\nkind='systems'\n[[mode.systems]]\nname='p'\nkind='process'",
         ),
         (
             "[target]\nkind='e2b'\n[[parent]]\ncell='1'",
