@@ -185,10 +185,10 @@ fn slots_of(scenario: &Scenario) -> u32 {
 }
 
 /// Option that fixes the total number of warm sandboxes to the scenario's, however many are created. Older builds,
-/// which `ab` may compare, never exceed it; their help does not list the option.
+/// which `ab` may compare, never exceed it; their help lists neither the option nor `--set`, which later builds have.
 pub(super) fn fixed_stock(help: &str, slots: u32) -> Vec<String> {
     const OPTION: &str = "--warm-slots";
-    if help.contains(OPTION) {
+    if help.contains(OPTION) || help.contains("--set ") {
         vec![OPTION.to_owned(), slots.to_string()]
     } else {
         Vec::new()
@@ -249,5 +249,7 @@ mod tests {
         assert_eq!(options(""), of(3), "one template");
         assert_eq!(options(mixed), of(6), "the server keeps 3 of each");
         assert_eq!(fixed_stock("  --warm <LOW:HIGH>", 6), [""; 0]);
+        let current = fixed_stock("  --set <SECTION.KEY=VALUE>", 3);
+        assert_eq!(current, of(3).1);
     }
 }
