@@ -60,6 +60,8 @@ fn is_path(span: &str, top: &[String]) -> bool {
     let first = span.split('/').next().unwrap_or_default();
     span.contains('/')
         && !span.starts_with("target/")
+        // A path of an installed system.
+        && !span.starts_with('/')
         && span.chars().all(plain)
         && (top.iter().any(|dir| dir == first)
             || SOURCE_ENDINGS.iter().any(|ending| span.ends_with(ending)))
