@@ -98,7 +98,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 pub(crate) fn pairs(option: &str, given: &[String]) -> Result<BTreeMap<String, String>, Failure> {
     if let Some(text) = given.iter().find(|text| !text.contains('=')) {
         return Err(
-            Failure::usage(format!("{option} {text}: there is no value"))
+            Failure::usage(format!("{option} {text}: the value is missing"))
                 .with_cure(format!("write {option} NAME=VALUE")),
         );
     }

@@ -64,7 +64,7 @@ pub(super) enum Spread {
 pub(super) enum ServedBy {
     /// Only the template's home, if it has one.
     Home,
-    /// Every node with a copy: reads, and removals, which all nodes are told about.
+    /// Any node with a copy can serve it. Removals are announced to all nodes.
     AnyCopy,
 }
 

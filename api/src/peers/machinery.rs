@@ -1,4 +1,4 @@
-//! What the owner of builds needs from this node: its executor, its pool, and the other nodes.
+//! The parts of this node that the owner of builds uses: executor, pool and peer nodes.
 
 use cluster::Tagged;
 use pool::{Pool, PoolError, TemplateInfo};

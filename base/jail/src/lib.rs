@@ -104,7 +104,7 @@ pub struct Jail<'a> {
 
 impl Jail<'_> {
     /// Confines this process, which must have one thread. Threads that start later inherit the confinement. Returns how
-    /// much of the Landlock ruleset the kernel enforces: an older kernel enforces a part or nothing. That is no error,
+    /// much of the Landlock ruleset the kernel enforces: an older kernel enforces a part or nothing. This is not an error,
     /// because the user, the dumpable flag and the seccomp filter enforce the same restrictions.
     ///
     /// # Errors

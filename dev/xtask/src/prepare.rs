@@ -107,23 +107,20 @@ pub(crate) fn all(
     progress: Progress,
     freshness: Freshness,
 ) -> Result<HostBinaries> {
-    host::check_system()?;
-    host::check_kvm()?;
-    let _lock = lock(&workspace.artifacts(), progress)?;
-    let preparation = Preparation::begin(workspace, progress, freshness)?;
-    preparation.all(Wanted::all())
+    with_base(workspace, progress, freshness, Wanted::all())
 }
 
-/// Builds the programs that one scenario starts, and the template `base`.
-pub(crate) fn scenario(
+/// Builds these programs and the template `base`.
+pub(crate) fn with_base(
     workspace: &Workspace,
     progress: Progress,
+    freshness: Freshness,
     programs: Wanted,
 ) -> Result<HostBinaries> {
     host::check_system()?;
     host::check_kvm()?;
     let _lock = lock(&workspace.artifacts(), progress)?;
-    let preparation = Preparation::begin(workspace, progress, Freshness::Keep)?;
+    let preparation = Preparation::begin(workspace, progress, freshness)?;
     preparation.all(programs)
 }
 

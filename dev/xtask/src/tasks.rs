@@ -41,7 +41,12 @@ pub(crate) fn bench(
     }
     let text = std::fs::read_to_string(&scenario)
         .with_context(|| format!("cannot read {}", scenario.display()))?;
-    let binaries = prepare::scenario(workspace, progress, Wanted::by_scenario(&text))?;
+    let binaries = prepare::with_base(
+        workspace,
+        progress,
+        Freshness::Keep,
+        Wanted::by_scenario(&text),
+    )?;
     let status = Command::new(binaries.bench())
         .current_dir(workspace.root())
         .env("CUBE_ARTIFACTS", workspace.artifacts())

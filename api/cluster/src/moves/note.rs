@@ -67,7 +67,7 @@ pub enum UndoStep {
     Discard(NodeId),
 }
 
-/// What a node does about a paused sandbox whose record is missing or seems to name another node.
+/// The response to a paused sandbox whose record is missing or names another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReclaimStep {
     Keep,

@@ -215,7 +215,7 @@ impl Layers {
         );
     }
 
-    /// Adds values that are written as text. Those of the same list are joined.
+    /// Adds values from text, for example from `--set`. Values of the same list are joined.
     fn add_texts(&mut self, texts: impl Iterator<Item = (String, String, Source)>) {
         let mut lists = BTreeMap::<String, (Vec<Value>, Source)>::new();
         let mut single = BTreeMap::<String, Source>::new();

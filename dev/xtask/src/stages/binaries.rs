@@ -93,8 +93,8 @@ impl Wanted {
         Self(names.chain([PROBE]).collect())
     }
 
-    /// What `cube-bench run` starts for this scenario: a newcomer's first report does not wait for the rest. All, if the
-    /// text is no TOML, for `cube-bench` to explain.
+    /// The programs that `cube-bench run` starts for this scenario, so that a first report does not wait for the others.
+    /// Returns all of them if the text is not valid TOML: `cube-bench` reports the error.
     pub(crate) fn by_scenario(text: &str) -> Self {
         let Ok(scenario) = text.parse::<toml::Table>() else {
             return Self::all();
