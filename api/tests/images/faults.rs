@@ -229,8 +229,8 @@ pub(crate) fn kvm_a_server_without_the_converter_names_it() {
         let spec = images(registries(&[address.parse().unwrap()]));
         let nowhere = state.path().join("nowhere");
         for (part, option) in [
-            ("cube-image", "--image-converter"),
-            ("busybox", "--image-userland"),
+            ("cube-image", "images.converter"),
+            ("busybox", "images.userland"),
         ] {
             let mut spec = spec.clone();
             match part {
