@@ -59,7 +59,7 @@ pub(crate) fn kvm_a_template_is_not_promised_more_disk_than_its_sandboxes_may_wr
     let ask = |free_mb: u64| json!({"name": "large", "memoryMB": 256, "minFreeDiskMb": free_mb});
     let refused = server.post("/v3/templates", &ask(1025)).expect(400).json();
     let message = refused["message"].as_str().unwrap();
-    for part in ["minFreeDiskMb is 1025", "1024 MiB", "--disk-limit"] {
+    for part in ["minFreeDiskMb is 1025", "1024 MiB", "sandbox.disk"] {
         assert!(message.contains(part), "{message}");
     }
     server.post("/v3/templates", &ask(1024)).expect(202);
