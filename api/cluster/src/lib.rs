@@ -13,6 +13,7 @@
 //!   age).
 
 mod handle;
+mod registrar;
 
 mod driver;
 mod engine;
@@ -36,7 +37,7 @@ mod store;
 mod simulation;
 
 pub use etcd::{AccountsError, EtcdConfig, EtcdConfigError, IdentityFiles, TlsFiles};
-pub use handle::{Alone, Cluster, ClusterError, Health, JoinConfig, Membership, found};
+pub use handle::{Alone, Cluster, ClusterError, Health, JoinConfig, Membership};
 pub use home::{HomeKey, HomeSlot};
 pub use member::{CpuKind, Load, Member, Node, NodeState, Replica, Tagged, Tags};
 pub use moves::{
@@ -46,5 +47,6 @@ pub use moves::{
 pub use names::{Incarnation, NameError, NodeId, TemplateId};
 pub use owner::{Owned, Owner, OwnerChange, OwnerError, OwnerState, Refusal, Stamp};
 pub use placement::{Candidate, Needs, place};
+pub use registrar::found;
 pub use roll::{Applicant, MemberSigner, MemberVerifier, Registrar, RollSignature};
 pub use view::{ClusterEvent, Route, View};
