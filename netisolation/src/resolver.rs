@@ -6,8 +6,8 @@
 //!
 //! ```text
 //! datagram, or message on a connection
-//!    query::parse ─► guard::admit ─► decide ─► upstream::ask ─► forbidden? ─► policy unchanged? ─► pin ─► reply
-//!        │ FORMERR       │ REFUSED      │ REFUSED    │ SERVFAIL      │ REFUSED         │ REFUSED     │ SERVFAIL
+//!    query::parse ─► guard::admit ─► decide ─► turn ─► upstream::ask ─► forbidden? ─► policy unchanged? ─► pin ─► reply
+//!        │ FORMERR       │ REFUSED      │ REFUSED  │ REFUSED  │ SERVFAIL      │ REFUSED         │ REFUSED     │ SERVFAIL
 //! ```
 //!
 //! What must never happen: a name that the policy does not allow is sent upstream; an answer contains a forbidden
@@ -135,7 +135,7 @@ struct PendingQuery {
     client: Client,
     question: Question,
     name: String,
-    _permit: Permit,
+    permit: Permit,
 }
 
 impl Resolver {
@@ -191,7 +191,7 @@ impl Resolver {
                     client,
                     question,
                     name,
-                    _permit: permit,
+                    permit,
                 }))
             }
         }
@@ -201,7 +201,11 @@ impl Resolver {
         let Kind::Address(kind) = query.question.kind else {
             return query.question.reply(ResponseCode::Refused);
         };
-        let Some(servers) = self.servers_of(&query.client.policy) else {
+        let _turn = query.permit.turn().await;
+        let Some(client) = self.still_allowed(query) else {
+            return query.question.reply(ResponseCode::Refused);
+        };
+        let Some(servers) = self.servers_of(&client.policy) else {
             return query.question.reply(ResponseCode::ServFail);
         };
         match self.upstreams.ask(&servers, &query.name, kind).await {
@@ -209,6 +213,14 @@ impl Resolver {
             Outcome::None(code) => query.question.reply(code),
             Outcome::Failed => query.question.reply(ResponseCode::ServFail),
         }
+    }
+
+    /// The client of a query that has waited, unless its TAP has another sandbox or the policy no longer allows the name.
+    fn still_allowed(&self, query: &PendingQuery) -> Option<Client> {
+        let client = (self.hooks.client)(query.source)?;
+        let is_same = client.sandbox == query.client.sandbox;
+        let is_named = client.policy.naming(&query.name) != Naming::Refused;
+        (is_same && is_named).then_some(client)
     }
 
     /// The policy's allowed DNS servers. Empty if it names none. `None` if it names only forbidden ones. They are

@@ -20,50 +20,45 @@ use crate::{
 const INTERVAL: Duration = Duration::from_millis(20);
 /// Time in which an empty token bucket becomes full: its capacity is 100 queries.
 const BURST: Duration = Duration::from_secs(2);
-/// Maximum number of one sandbox's queries that wait for an upstream server.
-const MAX_WAITING: usize = 32;
+/// Maximum number of one sandbox's pending queries: a burst, which may have waited in the sockets during a reload.
+const MAX_PENDING: usize = 100;
+/// Maximum number of them that are sent upstream at the same time.
+const MAX_ASKED: usize = 32;
 /// Maximum number of connections of a sandbox.
 const MAX_CONNECTIONS: usize = 8;
 /// Maximum number of waiting queries and connections, of one sandbox during its adoption, and of all sandboxes
 /// together.
 const MAX_HELD: usize = 100;
 const MAX_ALL_HELD: usize = 8192;
-/// Number of held queries that are processed concurrently after the adoption.
-const TURNS: usize = MAX_WAITING / 2;
 
 /// Usage of the resolver by all sandboxes that sent queries recently.
 #[derive(Debug)]
 pub(super) struct Guard {
     meters: HashMap<SandboxId, Meter>,
     /// Queries and connections that wait until their sender's sandbox is adopted, by source address.
-    held: HashMap<IpAddr, Held>,
+    held: HashMap<IpAddr, Arc<Semaphore>>,
     all_held: Arc<Semaphore>,
 }
 
-#[derive(Debug)]
-struct Held {
-    places: Arc<Semaphore>,
-    turns: Arc<Semaphore>,
-}
-
 /// The place of a query or connection that waits for the adoption of its sender's sandbox.
+pub(super) type Place = (OwnedSemaphorePermit, OwnedSemaphorePermit);
+
+/// Counts one connection against the sandbox's limit until dropped.
+pub(super) type Connection = OwnedSemaphorePermit;
+
+/// Counts one pending query against the sandbox's limit until dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Permit {
     turns: Arc<Semaphore>,
-    _of_sandbox: Permit,
-    _of_all: Permit,
+    _place: OwnedSemaphorePermit,
 }
 
-impl Place {
-    /// Waits for a turn after the adoption. Responses that guests have waited for would otherwise all be due at once,
-    /// and must not exceed the limit of pending queries.
+impl Permit {
+    /// Waits until the query may be sent upstream.
     pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
         self.turns.acquire().await.ok()
     }
 }
-
-/// Counts one pending query or connection against the sandbox's limit until dropped.
-pub(super) type Permit = OwnedSemaphorePermit;
 
 /// A refused query.
 pub(super) struct Refusal {
@@ -79,7 +74,8 @@ pub(super) struct Refusal {
 struct Meter {
     /// Time at which the token bucket is full again.
     full_at: Instant,
-    waiting: Arc<Semaphore>,
+    pending: Arc<Semaphore>,
+    turns: Arc<Semaphore>,
     connections: Arc<Semaphore>,
     /// Refusals whose first event was reported, by name and reason. `take_sums` removes an entry without refusals since
     /// the previous call. The rate limit bounds the number of entries.
@@ -113,26 +109,25 @@ impl Guard {
             return None;
         }
         meter.full_at = full_at;
-        Arc::clone(&meter.waiting).try_acquire_owned().ok()
+        Some(Permit {
+            turns: Arc::clone(&meter.turns),
+            _place: Arc::clone(&meter.pending).try_acquire_owned().ok()?,
+        })
     }
 
     /// Takes a permit for a connection. `None` if the sandbox has too many connections.
-    pub(super) fn connect(&mut self, sandbox: &SandboxId, now: Instant) -> Option<Permit> {
+    pub(super) fn connect(&mut self, sandbox: &SandboxId, now: Instant) -> Option<Connection> {
         let meter = self.meter(sandbox, now);
         Arc::clone(&meter.connections).try_acquire_owned().ok()
     }
 
     /// Takes a place for a query or a connection whose sender is not adopted yet. `None` if too many wait.
     pub(super) fn hold(&mut self, source: IpAddr) -> Option<Place> {
-        let held = self.held.entry(source).or_insert_with(|| Held {
-            places: Arc::new(Semaphore::new(MAX_HELD)),
-            turns: Arc::new(Semaphore::new(TURNS)),
-        });
-        Some(Place {
-            turns: Arc::clone(&held.turns),
-            _of_sandbox: Arc::clone(&held.places).try_acquire_owned().ok()?,
-            _of_all: Arc::clone(&self.all_held).try_acquire_owned().ok()?,
-        })
+        let held = self.held.entry(source);
+        let held = held.or_insert_with(|| Arc::new(Semaphore::new(MAX_HELD)));
+        let of_sandbox = Arc::clone(held).try_acquire_owned().ok()?;
+        let of_all = Arc::clone(&self.all_held).try_acquire_owned().ok()?;
+        Some((of_sandbox, of_all))
     }
 
     /// Counts a refusal. Returns the event if it must be reported now. Otherwise a later total includes it.
@@ -165,7 +160,7 @@ impl Guard {
     pub(super) fn take_sums(&mut self, now: Instant) -> Vec<(TapIndex, NetEvent)> {
         let mut events = Vec::new();
         self.held
-            .retain(|_, held| held.places.available_permits() < MAX_HELD);
+            .retain(|_, held| held.available_permits() < MAX_HELD);
         self.meters.retain(|_, meter| {
             meter
                 .reported
@@ -184,7 +179,8 @@ impl Guard {
     fn meter(&mut self, sandbox: &SandboxId, now: Instant) -> &mut Meter {
         self.meters.entry(sandbox.clone()).or_insert_with(|| Meter {
             full_at: now,
-            waiting: Arc::new(Semaphore::new(MAX_WAITING)),
+            pending: Arc::new(Semaphore::new(MAX_PENDING)),
+            turns: Arc::new(Semaphore::new(MAX_ASKED)),
             connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
             reported: BTreeMap::new(),
         })
@@ -195,7 +191,7 @@ impl Meter {
     fn is_idle(&self, now: Instant) -> bool {
         self.reported.is_empty()
             && self.full_at <= now
-            && self.waiting.available_permits() == MAX_WAITING
+            && self.pending.available_permits() == MAX_PENDING
             && self.connections.available_permits() == MAX_CONNECTIONS
     }
 }
@@ -253,24 +249,28 @@ mod tests {
     fn permits_are_limited_and_released() {
         let (mut guard, start) = (Guard::default(), Instant::now());
         let late = |n: u64| start + Duration::from_secs(n);
-        let held: Vec<_> = (0..80)
+        let held: Vec<_> = (0..200)
             .filter_map(|n| guard.admit(&sandbox(1), late(n)))
             .collect();
-        assert_eq!(held.len(), MAX_WAITING);
+        assert_eq!(held.len(), MAX_PENDING);
+        let turns = held
+            .iter()
+            .filter_map(|permit| permit.turns.try_acquire().ok());
+        assert_eq!(turns.collect::<Vec<_>>().len(), MAX_ASKED);
         drop(held);
-        assert!(guard.admit(&sandbox(1), late(100)).is_some());
+        assert!(guard.admit(&sandbox(1), late(300)).is_some());
         let held: Vec<_> = (0..20)
             .filter_map(|_| guard.connect(&sandbox(1), start))
             .collect();
         assert_eq!(held.len(), MAX_CONNECTIONS);
-        guard.take_sums(late(200));
+        guard.take_sums(late(400));
         assert_eq!(
             guard.meters.len(),
             1,
             "a sandbox with connections is not idle"
         );
         drop(held);
-        guard.take_sums(late(200));
+        guard.take_sums(late(400));
         assert!(guard.meters.is_empty());
     }
 

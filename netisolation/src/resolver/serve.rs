@@ -96,9 +96,7 @@ impl Resolver {
                 Decision::Wait => {
                     let bytes = bytes.to_vec();
                     tasks.spawn(async move {
-                        if let Some(place) = resolver.adopted(source).await {
-                            let _turn = place.turn().await;
-
+                        if let Some(_place) = resolver.adopted(source).await {
                             let decision = resolver.decide(source, Protocol::Udp, &bytes);
                             resolver.reply(decision, source, &replies).await;
                         }

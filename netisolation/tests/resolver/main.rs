@@ -15,7 +15,7 @@ use hickory_proto::{
     rr::{Name, RecordType},
 };
 use netisolation::{Destinations, ForbiddenAddresses, Policy, Protocol, Reason};
-use tokio::{io::AsyncReadExt, time::timeout};
+use tokio::{io::AsyncReadExt, net::UdpSocket, time::timeout};
 
 use self::{
     upstream::{By, Upstream, answer, coded, is_for, record},
@@ -436,7 +436,7 @@ async fn pending_queries_of_one_sandbox_do_not_delay_another() {
     world.confine(1, patient);
     world.confine(2, names(&["a.test"]));
     let socket = world.socket(1).await;
-    for n in 0..60 {
+    for n in 0..120 {
         let query = query(&format!("{n}.slow.test."), RecordType::A);
         socket.send(&query).await.unwrap();
     }
@@ -548,6 +548,47 @@ async fn a_resolver_that_stops_finishes_what_it_has_received_and_leaves_the_rest
     assert!(later.try_recv(&mut buffer).is_err());
 }
 
+/// Queries that arrive together: more than are sent upstream at the same time for one sandbox.
+const BURST: u16 = 90;
+
+async fn send_at_once(socket: &UdpSocket) {
+    for id in 0..BURST {
+        let mut query = query("www.good.test.", RecordType::A);
+        query[..2].copy_from_slice(&id.to_be_bytes());
+        socket.send(&query).await.unwrap();
+    }
+}
+
+async fn all_are_answered(socket: &UdpSocket) {
+    let mut answered = Vec::new();
+    while answered.len() < BURST.into() {
+        let mut buffer = [0; 4096];
+        let received = timeout(Duration::from_secs(60), socket.recv(&mut buffer)).await;
+        let reply = Message::from_vec(&buffer[..received.unwrap().unwrap()]).unwrap();
+        assert_eq!(addresses(&reply), [ip("192.0.2.1")]);
+        answered.push(reply.metadata.id);
+    }
+    answered.sort_unstable();
+    assert!(answered.into_iter().eq(0..BURST));
+}
+
+#[tokio::test]
+async fn queries_that_have_waited_in_the_sockets_are_all_answered() {
+    let upstream = Upstream::with(vec![record("www.good.test.", 0, "192.0.2.1")]).await;
+    let world = World::start(vec![upstream.address]);
+    world.confine(1, Policy::internet());
+    let socket = world.socket(1).await;
+    // No answer makes room for the next query.
+    upstream.gate.forget_permits(usize::MAX);
+    send_at_once(&socket).await;
+    // The resolver receives in order, and refuses at once.
+    world.confine(2, names(&["a.test"]));
+    let code = world.code(2, "x.evil.test.", RecordType::A).await;
+    assert_eq!(code, ResponseCode::Refused);
+    upstream.gate.add_permits(1000);
+    all_are_answered(&socket).await;
+}
+
 #[tokio::test]
 async fn queries_of_a_sandbox_that_is_being_adopted_wait_for_it() {
     let answers = vec![record("www.good.test.", 0, "192.0.2.1")];
@@ -556,12 +597,7 @@ async fn queries_of_a_sandbox_that_is_being_adopted_wait_for_it() {
     world.expect(1);
     world.confine(2, Policy::internet());
     let socket = world.socket(1).await;
-    // More than may be pending for one sandbox.
-    for id in 0..60_u16 {
-        let mut query = query("www.good.test.", RecordType::A);
-        query[..2].copy_from_slice(&id.to_be_bytes());
-        socket.send(&query).await.unwrap();
-    }
+    send_at_once(&socket).await;
     let mut connection = world.connect(1).await;
     let by_tcp =
         tokio::spawn(async move { ask_on(&mut connection, "www.good.test.", RecordType::A).await });
@@ -571,16 +607,7 @@ async fn queries_of_a_sandbox_that_is_being_adopted_wait_for_it() {
     );
     assert!(socket.try_recv(&mut [0; 4096]).is_err());
     world.confine(1, Policy::internet());
-    let mut answered = Vec::new();
-    while answered.len() < 60 {
-        let mut buffer = [0; 4096];
-        let received = timeout(Duration::from_secs(60), socket.recv(&mut buffer)).await;
-        let reply = Message::from_vec(&buffer[..received.unwrap().unwrap()]).unwrap();
-        assert_eq!(addresses(&reply), [ip("192.0.2.1")]);
-        answered.push(reply.metadata.id);
-    }
-    answered.sort_unstable();
-    assert!(answered.into_iter().eq(0..60));
+    all_are_answered(&socket).await;
     assert!(by_tcp.await.unwrap().is_some());
 }
 
