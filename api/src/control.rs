@@ -39,6 +39,7 @@ mod webhooks;
 // The server, its nodes, and pages.
 mod console;
 mod nodes;
+mod openapi;
 mod reports;
 mod server;
 mod unsupported;
@@ -123,81 +124,7 @@ pub fn endpoints() -> Vec<Endpoint> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
-
-    /// The operations in the OpenAPI document: method, path, and whether the operation is public.
-    fn documented() -> BTreeSet<(String, String, bool)> {
-        let document: serde_json::Value = serde_json::from_str(server::OPENAPI).unwrap();
-        let paths = document["paths"].as_object().unwrap();
-        let operations = paths.iter().flat_map(|(path, operations)| {
-            let operations = operations.as_object().unwrap();
-            let methods = operations.iter().filter(|(key, _)| *key != "parameters");
-            methods.map(move |(method, operation)| {
-                let is_public = operation["security"].as_array().is_some_and(Vec::is_empty);
-                (method.clone(), path.clone(), is_public)
-            })
-        });
-        operations.collect()
-    }
-
-    #[test]
-    fn the_openapi_document_lists_exactly_the_routes() {
-        let served: BTreeSet<_> = endpoints()
-            .into_iter()
-            .map(|e| {
-                let is_public = e.access == Access::Public;
-                (e.method.to_owned(), e.path.to_owned(), is_public)
-            })
-            .collect();
-        let documented = documented();
-        let undocumented: Vec<_> = served.difference(&documented).collect();
-        let unserved: Vec<_> = documented.difference(&served).collect();
-        assert!(
-            undocumented.is_empty() && unserved.is_empty(),
-            "missing in the document: {undocumented:?}; not served: {unserved:?}"
-        );
-    }
-
-    #[test]
-    fn every_operation_declares_its_statuses() {
-        let document: serde_json::Value = serde_json::from_str(server::OPENAPI).unwrap();
-        for (method, path, is_public) in documented() {
-            let operation = &document["paths"][&path][&method];
-            let declares = |status: &str| operation["responses"].get(status).is_some();
-            assert!(!declares("default"), "{method} {path}");
-            let mut wanted = Vec::new();
-            if !is_public {
-                wanted.extend(["401", "403", "429"]);
-            }
-            if operation.get("requestBody").is_some() && !is_public {
-                wanted.extend(["400", "413", "415"]);
-            }
-            for status in wanted {
-                assert!(declares(status), "{method} {path}: {status}");
-            }
-        }
-    }
-
-    #[test]
-    fn every_reference_in_the_openapi_document_resolves() {
-        let document: serde_json::Value = serde_json::from_str(server::OPENAPI).unwrap();
-        let mut values = vec![&document];
-        while let Some(value) = values.pop() {
-            match value {
-                serde_json::Value::Object(object) => {
-                    if let Some(reference) = object.get("$ref") {
-                        let pointer = reference.as_str().unwrap().trim_start_matches('#');
-                        assert!(document.pointer(pointer).is_some(), "{reference}");
-                    }
-                    values.extend(object.values());
-                }
-                serde_json::Value::Array(array) => values.extend(array),
-                _ => {}
-            }
-        }
-    }
 
     #[test]
     fn only_health_the_openapi_document_and_uploads_are_public() {

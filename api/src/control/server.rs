@@ -12,15 +12,13 @@ use super::{
     app::App,
     endpoint::{Access, Endpoint},
     error::ApiError,
+    openapi,
     spread::Spread,
 };
 use crate::{
     auth::Scope,
     telemetry::{EgressStats, Tables},
 };
-
-/// The OpenAPI document of the control plane.
-pub(super) const OPENAPI: &str = include_str!("openapi.json");
 
 /// Id of the only team.
 pub(crate) const TEAM: &str = "00000000-0000-8000-a000-000000000001";
@@ -29,7 +27,7 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
     let get = MethodFilter::GET;
     vec![
         Spread::Own.at(get, "/health", Access::Public, health),
-        Spread::Own.at(get, "/openapi.json", Access::Public, openapi),
+        Spread::Own.at(get, "/openapi.json", Access::Public, document),
         Spread::Own.at(get, "/metrics", Access::Key(Scope::MetricsRead), metrics),
         Spread::Own.at(get, "/teams", Access::Key(Scope::SandboxesRead), teams),
         Spread::Own.at(get, "/api-keys", Access::Key(Scope::SandboxesRead), keys),
@@ -40,8 +38,8 @@ async fn health() -> StatusCode {
     StatusCode::OK
 }
 
-async fn openapi() -> impl IntoResponse {
-    ([(CONTENT_TYPE, "application/json")], OPENAPI)
+async fn document() -> impl IntoResponse {
+    ([(CONTENT_TYPE, "application/json")], openapi::TEXT.as_str())
 }
 
 async fn metrics(State(app): State<App>) -> Result<impl IntoResponse, ApiError> {
