@@ -42,6 +42,7 @@ mod nodes;
 mod openapi;
 mod reports;
 mod server;
+mod site;
 mod unsupported;
 
 // The answer.
@@ -95,7 +96,7 @@ pub fn router(app: App) -> Router {
         }
         router = router.route(endpoint.path, handler.route_layer(guard));
     }
-    console::add_to(router)
+    site::add_to(console::add_to(router))
         .fallback(guard::no_route)
         .method_not_allowed_fallback(guard::no_method)
         .layer(middleware::from_fn_with_state(app.clone(), guard::observe))

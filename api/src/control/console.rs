@@ -1,4 +1,4 @@
-//! The web console at `/ui`: serves the files of `console/dist`, which are compiled into this program.
+//! The web console at `/ui`, to which `/` leads: serves the files of `console/dist`, which are compiled into this program.
 //!
 //! The files need no key: they are the same for everyone and contain nothing from the server. The page asks for a key
 //! and keeps it in the tab, split between the session's storage and the history entry. Its policy allows scripts and
@@ -35,17 +35,23 @@ const PERMISSIONS_POLICY: HeaderName = HeaderName::from_static("permissions-poli
 /// Adds the routes of the console. They are not part of the API, so its document does not list them.
 pub(super) fn add_to(router: Router<App>) -> Router<App> {
     router
+        .route(
+            "/",
+            get(|| async { (StatusCode::TEMPORARY_REDIRECT, TO_CONSOLE) }),
+        )
         .route("/ui", get(redirect))
         .route("/ui/", get(page))
         .route("/ui/{file}", get(file))
 }
 
+const TO_CONSOLE: [(HeaderName, &str); 1] = [(LOCATION, "/ui/")];
+
 async fn redirect() -> impl IntoResponse {
-    (StatusCode::PERMANENT_REDIRECT, [(LOCATION, "/ui/")])
+    (StatusCode::PERMANENT_REDIRECT, TO_CONSOLE)
 }
 
 /// Headers of every response.
-const STRICT: [(HeaderName, &str); 6] = [
+pub(super) const STRICT: [(HeaderName, &str); 6] = [
     (X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (X_FRAME_OPTIONS, "DENY"),
     (REFERRER_POLICY, "no-referrer"),

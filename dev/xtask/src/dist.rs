@@ -5,6 +5,7 @@
 //! package                                        archive
 //! /usr/lib/cube/bin/        programs             bin/
 //! /usr/lib/cube/guest/      kernel, images       guest/
+//! /usr/lib/cube/docs/       the documents        docs/
 //! /usr/lib/systemd/system/  units                share/
 //! /etc/cube/cube.toml       configuration        share/
 //! /usr/bin/                 links to programs
@@ -24,6 +25,7 @@ use anyhow::{Context, Result, ensure};
 use model::Bytes;
 
 use crate::{
+    prepare,
     progress::Progress,
     stages::{binaries::HostBinaries, stage::remove_tree},
     tool,
@@ -78,10 +80,12 @@ pub(crate) fn build(
     };
     let work = out.join("tree");
     remove_tree(&work)?;
+    let site = prepare::site(workspace, progress)?;
     let tree = Tree {
         workspace,
         binaries,
         version,
+        site: &site,
         log: &log,
     };
     progress.stage("package", || {

@@ -81,6 +81,8 @@ enum Task {
         #[arg(long)]
         run: bool,
     },
+    /// Render the documents as a web site in target/cube/docs, which a server from this checkout serves at /docs.
+    Site,
     /// Write SPECIFICATION.md from the promises next to the tests.
     Specification {
         /// Print all promises with their tests instead.
@@ -246,6 +248,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Sdks => prepare::sdks(&workspace, progress)?,
         Task::Console => console::refresh(&workspace, progress)?,
         Task::Peers => prepare::peers(&workspace, progress)?,
+        Task::Site => drop(prepare::site(&workspace, progress)?),
         Task::Etcd => prepare::cluster_tools(&workspace, progress)?,
         Task::Hvm {
             confinement,

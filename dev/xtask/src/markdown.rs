@@ -1,4 +1,4 @@
-//! Code blocks of Markdown, as far as this repository's documents use it.
+//! Code blocks and links of Markdown, as far as this repository's documents use it.
 
 /// A block between two fences.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -7,6 +7,13 @@ pub(crate) struct CodeBlock {
     pub(crate) line: usize,
     /// Text after the first fence in its line.
     pub(crate) info: String,
+    pub(crate) text: String,
+}
+
+/// A piece of text and the line in which it begins, counted from 1.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Located {
+    pub(crate) line: usize,
     pub(crate) text: String,
 }
 
@@ -51,6 +58,30 @@ pub(crate) fn is_fence(line: &str) -> bool {
     line.trim_start().starts_with("```")
 }
 
+/// Targets of links to files of this repository, without fragments.
+pub(crate) fn links(document: &str) -> Vec<Located> {
+    let mut links = Vec::new();
+    for (line, text) in prose(document) {
+        for rest in text.split("](").skip(1) {
+            let target = rest.split(')').next().unwrap_or_default();
+            let target = target.split('#').next().unwrap_or_default();
+            if !target.is_empty() && !target.contains("://") {
+                links.push(Located {
+                    line,
+                    text: target.to_owned(),
+                });
+            }
+        }
+    }
+    links
+}
+
+pub(crate) fn prose(document: &str) -> impl Iterator<Item = (usize, &str)> {
+    numbered(document)
+        .filter(|(_, text, in_block)| !in_block && !is_fence(text))
+        .map(|(line, text, _)| (line, text))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,5 +98,12 @@ mod tests {
             found,
             [block(2, "sh e2b", "x\n\ny\n"), block(8, "", "  z\n")]
         );
+    }
+
+    #[test]
+    fn links_are_found_outside_blocks_without_their_fragments() {
+        let document = "[l](m.md#n) [x](https://a)\n```\n[b](c.md)\n```\n[d](#e)\n";
+        let found: Vec<_> = links(document).into_iter().map(|one| one.text).collect();
+        assert_eq!(found, ["m.md"]);
     }
 }

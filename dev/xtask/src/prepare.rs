@@ -20,7 +20,7 @@ use crate::{
         kernel::{self, Kernel, Origin},
         layer,
         root_image::{self, RootRecipe},
-        sdks,
+        sdks, site,
         stage::Store,
         suites, template, userland,
     },
@@ -233,6 +233,13 @@ pub(crate) fn cluster_tools(workspace: &Workspace, progress: Progress) -> Result
     let _lock = lock(&workspace.artifacts(), progress)?;
     let store = Store::open(&workspace.artifacts(), progress)?;
     etcd::build(&store, &archive::suites(&host::codename()?)?).map(drop)
+}
+
+/// Renders the documents as a web site. Returns its directory.
+pub(crate) fn site(workspace: &Workspace, progress: Progress) -> Result<PathBuf> {
+    let _lock = lock(&workspace.artifacts(), progress)?;
+    let store = Store::open(&workspace.artifacts(), progress)?;
+    Ok(site::build(&store, workspace)?.dir)
 }
 
 /// Installs the systems that `cube-bench peers` compares with.

@@ -16,6 +16,9 @@ pub(crate) mod guest_dir;
 pub(crate) mod interpreter;
 pub(crate) mod template;
 
+// The documents as a web site.
+pub(crate) mod site;
+
 // Programs of other projects, for tests.
 pub(crate) mod etcd;
 pub(crate) mod sdks;

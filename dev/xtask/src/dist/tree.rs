@@ -15,7 +15,7 @@ use super::place;
 use crate::{
     stages::{
         binaries::{BUILD_RECORD, HostBinaries, PROBE, PROGRAMS},
-        guest_dir, initramfs, layer, root_image, userland,
+        guest_dir, initramfs, layer, root_image, stage, userland,
     },
     tool,
     workspace::Workspace,
@@ -35,6 +35,8 @@ pub(super) struct Tree<'a> {
     pub(super) workspace: &'a Workspace,
     pub(super) binaries: &'a HostBinaries,
     pub(super) version: &'a str,
+    /// The documents as a web site.
+    pub(super) site: &'a Path,
     pub(super) log: &'a Path,
 }
 
@@ -63,7 +65,10 @@ impl Tree<'_> {
             &root.join("etc/cube").join(CONFIG),
             0o644,
         )?;
-        self.documents(&root.join("usr/share/doc/cube"))?;
+        self.site(&lib.join("docs"))?;
+        let documents = root.join("usr/share/doc/cube");
+        self.documents(&documents)?;
+        symlink("../../../lib/cube/docs", documents.join("html"))?;
         self.pages(&lib.join("bin/cube"), &root.join("usr/share"))?;
         self.control(root)
     }
@@ -127,6 +132,7 @@ impl Tree<'_> {
         for name in UNITS.into_iter().chain([CONFIG]) {
             self.copy(&self.packaging(name), &root.join("share").join(name), 0o644)?;
         }
+        self.site(&root.join("docs"))?;
         self.documents(&root.join("share/doc"))
     }
 
@@ -177,6 +183,14 @@ impl Tree<'_> {
         .arg(&guest)
         .arg(layer::FILE);
         tool::run(&mut tar, self.log)
+    }
+
+    fn site(&self, to: &Path) -> Result<()> {
+        let mut copy = Command::new("cp");
+        copy.args(["--recursive", "--no-target-directory"]);
+        tool::run(copy.arg(self.site).arg(to), self.log)?;
+        fs::remove_file(to.join(stage::RECORD_NAME))?;
+        Ok(())
     }
 
     fn documents(&self, dir: &Path) -> Result<()> {

@@ -14,10 +14,16 @@ use std::{fs, path::Path};
 use clap::Parser;
 
 use super::{
-    markdown::{self, Located},
+    markdown,
     sources::{Sources, entries, file_name, visible_dirs},
 };
-use crate::{Cli, Task, specification::check, tiers, workspace::Workspace};
+use crate::{
+    Cli, Task,
+    markdown::{Located, links},
+    specification::check,
+    tiers,
+    workspace::Workspace,
+};
 
 /// Endings of paths that are checked even if they do not begin with a top-level directory.
 const SOURCE_ENDINGS: [&str; 8] = [".rs", ".toml", ".md", ".txt", ".yml", ".py", ".mjs", ".c"];
@@ -158,7 +164,7 @@ fn documents_name_only_paths_that_exist() {
                 missing.push(format!("{guide}:{line}: {text}"));
             }
         }
-        for Located { line, text } in markdown::links(&text) {
+        for Located { line, text } in links(&text) {
             if !root.join(dir).join(&text).exists() {
                 missing.push(format!("{guide}:{line}: link to {text}"));
             }

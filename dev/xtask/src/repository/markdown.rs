@@ -1,13 +1,6 @@
-//! Reads code spans, code blocks and links from Markdown, as far as this repository's documents use them.
+//! Reads code spans and code blocks from Markdown, as far as this repository's documents use them.
 
-use crate::markdown::{is_fence, numbered};
-
-/// A piece of text and the line in which it begins, counted from 1.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Located {
-    pub(super) line: usize,
-    pub(super) text: String,
-}
+use crate::markdown::{Located, is_fence, numbered, prose};
 
 /// The code spans outside code blocks. A span may continue on the next line, but not in the next paragraph or row.
 pub(super) fn code_spans(document: &str) -> Vec<Located> {
@@ -52,30 +45,6 @@ pub(super) fn code_block_lines(document: &str) -> Vec<Located> {
         .collect()
 }
 
-/// Targets of links to files of this repository, without fragments.
-pub(super) fn links(document: &str) -> Vec<Located> {
-    let mut links = Vec::new();
-    for (line, text) in prose(document) {
-        for rest in text.split("](").skip(1) {
-            let target = rest.split(')').next().unwrap_or_default();
-            let target = target.split('#').next().unwrap_or_default();
-            if !target.is_empty() && !target.contains("://") {
-                links.push(Located {
-                    line,
-                    text: target.to_owned(),
-                });
-            }
-        }
-    }
-    links
-}
-
-fn prose(document: &str) -> impl Iterator<Item = (usize, &str)> {
-    numbered(document)
-        .filter(|(_, text, in_block)| !in_block && !is_fence(text))
-        .map(|(line, text, _)| (line, text))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,11 +54,11 @@ mod tests {
     }
 
     #[test]
-    fn spans_blocks_and_links_are_found() {
-        let document = "A `b/c` and `d\n  e`.\n\n```\n`x` y\n```\n| a | b |\n|---|---|\n| `p` | `q`, `r` |\n[l](m.md#n)\n";
+    fn spans_and_blocks_are_found() {
+        let document =
+            "A `b/c` and `d\n  e`.\n\n```\n`x` y\n```\n| a | b |\n|---|---|\n| `p` | `q`, `r` |\n";
         assert_eq!(texts(&code_spans(document)), ["b/c", "d e", "p", "q", "r"]);
         assert_eq!(texts(&code_block_lines(document)), ["`x` y"]);
-        assert_eq!(texts(&links(document)), ["m.md"]);
         assert_eq!(code_spans(document)[1].line, 1);
     }
 }

@@ -24,7 +24,7 @@ use template::sparse_sum;
 use crate::progress::Progress;
 
 /// Name of the record in a stage's directory.
-const RECORD_NAME: &str = "stage.json";
+pub(crate) const RECORD_NAME: &str = "stage.json";
 
 /// The name and the inputs of a stage.
 #[derive(Debug, Clone)]

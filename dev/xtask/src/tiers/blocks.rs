@@ -179,7 +179,7 @@ fn covered(task: &Task, tier: Tier) -> bool {
         Task::Prepare { .. } => tier.needs_kvm(),
         Task::Bench { .. } => tier == Tier::Bench,
         Task::Verify { .. } | Task::Sdks => tier == Tier::E2b,
-        Task::Dist { .. } => tier == Tier::Package,
+        Task::Dist { .. } | Task::Site => tier == Tier::Package,
         Task::Test { tiers, .. } => *tiers == [tier],
         Task::Hvm { vmx, .. } if *vmx => tier == Tier::HvmVmx,
         Task::Hvm { .. } => tier == Tier::Hvm,
