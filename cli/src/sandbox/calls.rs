@@ -1,15 +1,13 @@
 //! `cube sandbox calls`: a sandbox's outbound calls through the egress proxy, and refusals.
 
-use std::{collections::HashSet, thread};
-
 use clap::Args;
 use rest::NetworkEvent;
 
-use super::observe::POLL;
+use super::observe::follow;
 use crate::{
     context::Context,
-    failure::{Failure, Kind},
-    output::{Format, time},
+    failure::Failure,
+    output::{Format, print, time},
     server::{segment, unknown_sandbox},
 };
 
@@ -33,45 +31,30 @@ const COLUMNS: [&str; 9] = [
 pub(super) fn calls(context: &Context, args: &CallsArgs) -> Result<(), Failure> {
     let path = format!("/sandboxes/{}/network/events", segment(&args.id));
     let mut server = context.server()?;
-    let mut seen = HashSet::new();
-    loop {
-        let found: Vec<NetworkEvent> = match server.get(&path) {
-            Err(why) if why.kind == Kind::NotFound && !seen.is_empty() => return Ok(()),
-            answer => answer.map_err(unknown_sandbox)?,
-        };
-        let shown: Vec<_> = found
-            .into_iter()
-            .filter(|event| event.call.is_some() || !args.no_packets)
-            .collect();
-        if !args.follow {
-            return context.format.list("call", &shown, &COLUMNS, row);
-        }
-        let texts: HashSet<String> = shown.iter().map(key).collect();
-        let new: Vec<_> = shown
-            .into_iter()
-            .filter(|event| !seen.contains(&key(event)))
-            .collect();
-        if !new.is_empty() {
-            follow(context.format, &new)?;
-        }
-        seen = texts;
-        thread::sleep(POLL);
+    let mut list = || -> Result<Vec<_>, Failure> {
+        let mut found: Vec<NetworkEvent> = server.get(&path)?;
+        found.retain(|event| event.call.is_some() || !args.no_packets);
+        Ok(found)
+    };
+    let found = list().map_err(unknown_sandbox)?;
+    if !args.follow {
+        return context.format.list("call", &found, &COLUMNS, row);
     }
+    show(context.format, &found)?;
+    follow(found, list, |new| show(context.format, new))
 }
 
-fn follow(format: Format, new: &[NetworkEvent]) -> Result<(), Failure> {
+fn show(format: Format, new: &[NetworkEvent]) -> Result<(), Failure> {
     match format {
         Format::Json => format.list("call", new, &[], |_| Vec::new()),
         Format::Human => {
-            let lines: Vec<String> = new.iter().map(|event| row(event).join("  ")).collect();
-            crate::output::print(&(lines.join("\n") + "\n"))
+            let lines: String = new
+                .iter()
+                .map(|event| row(event).join("  ") + "\n")
+                .collect();
+            print(&lines)
         }
     }
-}
-
-/// Distinguishes events: the server keeps a bounded number of them, without ids.
-fn key(event: &NetworkEvent) -> String {
-    serde_json::to_string(event).unwrap_or_default()
 }
 
 fn row(event: &NetworkEvent) -> Vec<String> {
@@ -144,6 +127,5 @@ mod tests {
         assert_eq!(row(&packet)[1..3], ["refused: policy", "10.0.0.1:443"]);
         assert_eq!(row(&call)[1..3], ["200", "a.test"]);
         assert_eq!(row(&call)[8], "a,b");
-        assert_ne!(key(&packet), key(&call));
     }
 }

@@ -38,7 +38,7 @@ pub(crate) struct MetricsArgs {
 }
 
 /// Pause between two requests of `--follow`.
-pub(super) const POLL: Duration = Duration::from_secs(1);
+const POLL: Duration = Duration::from_secs(1);
 const COLUMNS: [&str; 5] = ["TIME", "CPUS", "CPU", "MEMORY", "DISK"];
 
 pub(super) fn logs(context: &Context, args: &LogsArgs) -> Result<(), Failure> {
@@ -50,26 +50,36 @@ pub(super) fn logs(context: &Context, args: &LogsArgs) -> Result<(), Failure> {
         .tail
         .map_or(0, |tail| entries.len().saturating_sub(tail));
     show(context, entries.get(first..).unwrap_or_default())?;
-    let mut seen = entries;
     if !args.follow {
         return Ok(());
     }
+    let list = || {
+        server
+            .get(&path)
+            .map(|found: SandboxLogs| found.log_entries)
+    };
+    follow(entries, list, |new| show(context, new))
+}
+
+/// Shows what is new in the list each second, until the sandbox ends. The server keeps a bounded number of entries, without
+/// ids.
+pub(super) fn follow<T: Clone + PartialEq>(
+    mut seen: Vec<T>,
+    mut list: impl FnMut() -> Result<Vec<T>, Failure>,
+    show: impl Fn(&[T]) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     loop {
         thread::sleep(POLL);
-        let found: SandboxLogs = match server.get(&path) {
+        let found = match list() {
             Err(why) if why.kind == Kind::NotFound => return Ok(()),
-            answer => answer?,
+            found => found?,
         };
-        // The server keeps a bounded number of entries, without ids.
-        let new = found
-            .log_entries
-            .iter()
-            .filter(|entry| !seen.contains(entry));
+        let new = found.iter().filter(|entry| !seen.contains(entry));
         let new: Vec<_> = new.cloned().collect();
         if !new.is_empty() {
-            show(context, &new)?;
+            show(&new)?;
         }
-        seen = found.log_entries;
+        seen = found;
     }
 }
 
