@@ -192,10 +192,12 @@ pub(crate) fn kvm_signals_reach_the_command_and_its_sandbox_ends() {
 
 pub(crate) fn kvm_a_command_that_ignores_signals_ends_with_the_second() {
     let world = World::open();
-    let script = format!("trap '' TERM INT; {LOOP}");
-    let (child, _out) = ready(&world, &["run", "--", "sh", "-c", &script]);
+    let script = format!("trap 'echo ignored' TERM INT; {LOOP}");
+    let (child, mut out) = ready(&world, &["run", "--", "sh", "-c", &script]);
     signal(&child, Signal::SIGTERM);
-    std::thread::sleep(Duration::from_millis(600));
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    assert_eq!(line, "ignored\n");
     let second = Instant::now();
     signal(&child, Signal::SIGTERM);
     assert_eq!(code_of(child), 143);

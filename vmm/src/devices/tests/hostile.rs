@@ -138,14 +138,12 @@ proptest! {
         writes in prop::collection::vec((any_write(), 1..6_usize), 1..200)
     ) {
         let mut guest = Guest::new();
-        let start = Instant::now();
         for ((offset, value), len) in writes {
             let bytes = value.to_le_bytes();
             let data = if len < 4 { &bytes[..len] } else { &bytes[..] };
             let _ = guest.bus.write(offset, data, &guest.ram, &mut guest.watch);
         }
         let state = guest.bus.state();
-        prop_assert!(start.elapsed() < Duration::from_secs(5));
         prop_assert!(guest.restore(&state).is_ok(), "what can be reached can be restored");
     }
 
@@ -158,7 +156,6 @@ proptest! {
     ) {
         let mut guest = Guest::new();
         let queues = guest.init(slot, 0);
-        let start = Instant::now();
         let bytes: Vec<u8> = memory.iter().flat_map(|word| word.to_le_bytes()).collect();
         for queue in &queues {
             guest.put(queue.desc(), &bytes);
@@ -171,7 +168,6 @@ proptest! {
             }
         }
         guest.poll(Duration::ZERO);
-        prop_assert!(start.elapsed() < Duration::from_secs(5));
     }
 
     #[test]
