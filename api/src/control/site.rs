@@ -60,9 +60,11 @@ async fn answer(site: &Path, file: &str) -> Result<Response, ApiError> {
             let own = [(CONTENT_TYPE, kind), (CONTENT_SECURITY_POLICY, POLICY)];
             Ok((STRICT, own, content).into_response())
         }
-        Err(_) if !site.is_dir() => Err(ApiError::NoRoute(
-            "GET /docs: this server has no documents: `cargo xtask site` makes them, and the package contains them".into(),
-        )),
+        Err(_) if !site.is_dir() => {
+            let cure = "This server has no documents: the package contains them, and in a checkout, \
+                        `cargo xtask site` makes them.\n";
+            Ok((StatusCode::NOT_FOUND, STRICT, cure).into_response())
+        }
         Err(_) => Err(missing()),
     }
 }
@@ -116,7 +118,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_server_without_documents_says_how_to_get_them() {
-        let refused = answer(Path::new("/nonexistent"), "").await.unwrap_err();
-        assert!(matches!(refused, ApiError::NoRoute(why) if why.contains("cargo xtask site")));
+        let refused = answer(Path::new("/nonexistent"), "").await.unwrap();
+        assert_eq!(refused.status(), StatusCode::NOT_FOUND);
+        let body = axum::body::to_bytes(refused.into_body(), 1000)
+            .await
+            .unwrap();
+        assert!(body.ends_with(b"`cargo xtask site` makes them.\n"));
     }
 }
