@@ -1,4 +1,5 @@
 // The control plane: every call, its errors, its types (api/src/control/openapi.json).
+import { t } from "./i18n";
 import { access, key, reached, refusal } from "./session";
 
 /** A refusal of the server, or `status` 0 if it could not be reached. */
@@ -43,7 +44,7 @@ export async function send(path: string, init: RequestInit): Promise<Response> {
   } catch (error) {
     if (init.signal?.aborted) throw error;
     reached(false);
-    throw new ApiError(0, "The server does not answer.");
+    throw new ApiError(0, t.errors.noAnswer);
   }
   reached(true);
   return response;
@@ -89,7 +90,7 @@ export async function refused(response: Response): Promise<ApiError> {
   } catch {
     // Not JSON: the status has to do.
   }
-  return new ApiError(response.status, response.statusText || "The request was refused.");
+  return new ApiError(response.status, response.statusText || t.errors.refused);
 }
 
 export async function ask<T>(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<Answer<T>> {
@@ -103,7 +104,7 @@ export async function ask<T>(method: string, path: string, body?: unknown, signa
     init.body = JSON.stringify(body);
   }
   const response = await send(path, init);
-  if (used !== key.value) throw new ApiError(401, "The key was changed meanwhile.");
+  if (used !== key.value) throw new ApiError(401, t.errors.keyChanged);
   if (response.status === 401) {
     const error = await refused(response);
     refusal.value = used ? error.message : "";

@@ -3,6 +3,8 @@ import { effect, signal, untracked } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { get } from "./api";
 import { forgetCells } from "./cells/cells";
+import { t } from "./i18n";
+import { choose, language, type Language } from "./i18n/language";
 import { Keys } from "./pages/keys";
 import { Nodes } from "./pages/nodes";
 import { Overview } from "./pages/overview";
@@ -21,15 +23,7 @@ import { Button } from "./ui/parts";
 /** Whether the server is a node of a cluster. */
 const hasNodes = signal(false);
 
-const PAGES: [string, string][] = [
-  ["", "Overview"],
-  ["sandboxes", "Sandboxes"],
-  ["templates", "Templates"],
-  ["snapshots", "Snapshots"],
-  ["secrets", "Secrets"],
-  ["keys", "Keys"],
-  ["reports", "Reports"],
-];
+const PAGES = ["overview", "sandboxes", "templates", "snapshots", "secrets", "keys", "reports"] as const;
 
 // A server without keys answers at once; any other one asks for a key.
 function probe() {
@@ -58,7 +52,7 @@ export function App() {
   return (
     <>
       <a class="skip" href="#main" onClick={skip}>
-        Skip to the content
+        {t.app.skip}
       </a>
       <Header />
       <div class="frame">
@@ -86,13 +80,25 @@ function Header() {
         cube
       </a>
       <div class="connection" role="status">
-        {!online.value && <span class="badge bad">Reconnecting to the server…</span>}
+        {!online.value && <span class="badge bad">{t.app.reconnecting}</span>}
       </div>
-      <Button onClick={() => (theme.value = next[theme.value])} label={`Theme: ${theme.value}. Change`}>
-        {{ system: "◐ System", light: "○ Light", dark: "● Dark" }[theme.value]}
+      <Languages />
+      <Button onClick={() => (theme.value = next[theme.value])} label={t.app.theme(t.app.themes[theme.value])}>
+        {t.app.themes[theme.value]}
       </Button>
-      {key.value && access.value === "granted" && <Button onClick={forget}>Forget key</Button>}
+      {key.value && access.value === "granted" && <Button onClick={forget}>{t.app.forget}</Button>}
     </header>
+  );
+}
+
+/** Each language is named in itself, for those who do not read the one that is shown. */
+function Languages() {
+  const next: Language = language.value === "en" ? "zh" : "en";
+  const name = { en: "English", zh: "中文" }[next];
+  return (
+    <button type="button" lang={next} aria-label={`${name} (${t.app.language})`} onClick={() => choose(next)}>
+      {name}
+    </button>
   );
 }
 
@@ -104,24 +110,28 @@ function forget() {
 
 function Navigation() {
   const current = route.value[0] ?? "";
-  const pages = hasNodes.value ? [...PAGES, ["nodes", "Nodes"] as [string, string]] : PAGES;
+  const pages = hasNodes.value ? [...PAGES, "nodes" as const] : PAGES;
   return (
-    <nav class="side" aria-label="Pages">
-      {pages.map(([path, name]) => (
-        <a key={path} href={path ? link(path) : "#/"} aria-current={current === path ? "page" : undefined}>
-          {name}
-        </a>
-      ))}
+    <nav class="side" aria-label={t.app.pages}>
+      {pages.map((name) => {
+        const path = name === "overview" ? "" : name;
+        return (
+          <a key={path} href={path ? link(path) : "#/"} aria-current={current === path ? "page" : undefined}>
+            {t.app[name]}
+          </a>
+        );
+      })}
     </nav>
   );
 }
 
 function Page() {
   const [page = "", id] = route.value;
-  const name = PAGES.find(([path]) => path === page)?.[1] ?? "Nodes";
+  const name = page === "sandboxes" && id ? "sandbox" : (PAGES.find((one) => one === (page || "overview")) ?? "nodes");
+  const title = t.app.title(t.app[name]);
   useEffect(() => {
-    document.title = `${page === "sandboxes" && id ? "Sandbox" : name} · cube console`;
-  }, [page, id]);
+    document.title = title;
+  }, [title]);
   if (access.value === "asked") return <SignIn />;
   if (access.value === "unknown") return <Opening />;
   switch (page) {
@@ -144,9 +154,9 @@ function Page() {
     default:
       return (
         <>
-          <h1>No such page</h1>
+          <h1>{t.common.noSuchPage}</h1>
           <p>
-            <a href="#/">Overview</a>
+            <a href="#/">{t.app.overview}</a>
           </p>
         </>
       );
@@ -157,7 +167,7 @@ function Page() {
 function Opening() {
   return (
     <div class="waiting" role="status">
-      <span class="sr">Asking the server</span>
+      <span class="sr">{t.app.asking}</span>
       <span class="bar" />
       <span class="bar" />
       <span class="bar short" />

@@ -2,6 +2,7 @@
 // comes back is the guest's: sizes are limited here, and what is shown goes through `text.ts`.
 import { decode, encode } from "./base64";
 import { ApiError, at, chunks, get, post, refused, send, PLAIN, type Detail, type Sandbox } from "./api";
+import { t } from "./i18n";
 
 export const AGENT = 49983;
 export const INTERPRETER = 49999;
@@ -59,7 +60,7 @@ async function limited(response: Response, most: number): Promise<string> {
   let total = 0;
   for await (const part of chunks(response)) {
     total += part.length;
-    if (total > most) throw new Error("The sandbox's answer is too long to be shown.");
+    if (total > most) throw new Error(t.errors.tooLong);
     parts.push(part);
   }
   return new TextDecoder().decode(join(parts, total));
@@ -105,11 +106,11 @@ export async function* frames(pieces: AsyncIterable<Uint8Array>): AsyncGenerator
     for (;;) {
       if (buffer.length < 5) break;
       const length = new DataView(buffer.buffer, buffer.byteOffset).getUint32(1);
-      if (length > MOST_FRAME) throw new Error("The sandbox sent a frame that is too long.");
+      if (length > MOST_FRAME) throw new Error(t.errors.frameTooLong);
       if (buffer.length < 5 + length) break;
       const message = JSON.parse(new TextDecoder().decode(buffer.subarray(5, 5 + length))) as { event?: ProcessEvent; error?: { message?: string } };
       if ((buffer[0] ?? 0) & 2) {
-        if (message.error) throw new ApiError(200, message.error.message ?? "The call failed.");
+        if (message.error) throw new ApiError(200, message.error.message ?? t.errors.callFailed);
         return;
       }
       if (message.event) yield message.event;
@@ -118,7 +119,7 @@ export async function* frames(pieces: AsyncIterable<Uint8Array>): AsyncGenerator
     held = [buffer];
     total = buffer.length;
   }
-  throw new Error("The stream was cut.");
+  throw new Error(t.errors.cut);
 }
 
 export interface Entry {
@@ -154,7 +155,7 @@ export async function download(guest: Guest, path: string, user: string, progres
     done += part.length;
     progress(done, total);
   }
-  if (total && done !== total) throw new Error("The download was cut.");
+  if (total && done !== total) throw new Error(t.errors.downloadCut);
   return new Blob(parts, { type: "application/octet-stream" });
 }
 
@@ -170,11 +171,11 @@ export function upload(guest: Guest, path: string, user: string, file: Blob, pro
     // The answer is the guest's.
     request.onprogress = (event) => {
       if (event.loaded <= MOST_UPLOADED) return;
-      reject(new ApiError(request.status, "The sandbox's answer is too long."));
+      reject(new ApiError(request.status, t.errors.uploadTooLong));
       request.abort();
     };
-    request.onerror = () => reject(new ApiError(0, "The upload was cut."));
-    request.onabort = () => reject(new Error("The upload was stopped."));
+    request.onerror = () => reject(new ApiError(0, t.errors.uploadCut));
+    request.onabort = () => reject(new Error(t.errors.uploadStopped));
     signal.addEventListener("abort", () => request.abort());
     request.send(file);
   });
@@ -183,9 +184,9 @@ export function upload(guest: Guest, path: string, user: string, file: Blob, pro
 function messageOf(text: string): string {
   try {
     const body = JSON.parse(text.slice(0, 4096)) as { message?: unknown };
-    return String(body.message ?? "The file was refused.");
+    return String(body.message ?? t.errors.fileRefused);
   } catch {
-    return "The file was refused.";
+    return t.errors.fileRefused;
   }
 }
 
@@ -197,7 +198,7 @@ export async function* execute(guest: Guest, code: string, language: string, sig
   let rest = "";
   for await (const chunk of chunks(response)) {
     rest += decoder.decode(chunk, { stream: true });
-    if (rest.length > MOST_ANSWER) throw new Error("A result is too long to be shown.");
+    if (rest.length > MOST_ANSWER) throw new Error(t.errors.resultTooLong);
     const lines = rest.split("\n");
     rest = lines.pop() ?? "";
     for (const text of lines) {

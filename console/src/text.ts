@@ -1,6 +1,8 @@
 // Text that a guest, a client or a server wrote is shown through `clean`: as plain text, with nothing in it that moves,
 // hides or reverses what stands beside it.
 
+import { locale } from "./i18n/language";
+
 /** C0 and C1 controls, marks of direction, invisible characters, separators of lines, tags. */
 const UNSAFE =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu;
@@ -27,6 +29,38 @@ export function output(text: unknown, most = 200_000): string {
   return clean(whole.slice(0, most).replace(ESCAPES, "").replace(/\r\n?/g, "\n"), most);
 }
 
+/** Formats of Intl, by what they do: they are costly to make. */
+const formats = new Map<string, Intl.NumberFormat | Intl.DateTimeFormat>();
+
+function format<T extends Intl.NumberFormat | Intl.DateTimeFormat>(make: (locale: string) => T, name: string): T {
+  const key = `${locale.value} ${name}`;
+  const known = (formats.get(key) as T | undefined) ?? make(locale.value);
+  formats.set(key, known);
+  return known;
+}
+
+function numbers(options: Intl.NumberFormatOptions): Intl.NumberFormat {
+  return format((of) => new Intl.NumberFormat(of, options), JSON.stringify(options));
+}
+
+function dates(options: Intl.DateTimeFormatOptions): Intl.DateTimeFormat {
+  return format((of) => new Intl.DateTimeFormat(of, options), JSON.stringify(options));
+}
+
+/** With exactly `digits` after the decimal point. */
+export function number(value: number, digits = 0): string {
+  return numbers({ minimumFractionDigits: digits, maximumFractionDigits: digits }).format(value);
+}
+
+function inUnit(value: number, unit: string, digits = 0): string {
+  return numbers({ style: "unit", unit, unitDisplay: "short", minimumFractionDigits: digits, maximumFractionDigits: digits }).format(value);
+}
+
+export function percent(share: number, digits = 0): string {
+  return numbers({ style: "percent", minimumFractionDigits: digits, maximumFractionDigits: digits }).format(share);
+}
+
+/** Binary units have the same names in all languages, and Intl has none of them. */
 export function bytes(value: number | null | undefined): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -36,35 +70,40 @@ export function bytes(value: number | null | undefined): string {
     left /= 1024;
     at += 1;
   }
-  return `${at === 0 || left >= 100 ? Math.round(left) : left.toFixed(1)} ${units[at]}`;
+  return `${number(left, at === 0 || left >= 100 ? 0 : 1)} ${units[at]}`;
 }
 
 export function millis(seconds: number): string {
   const ms = seconds * 1000;
-  if (ms < 1) return `${(ms * 1000).toFixed(0)} µs`;
-  return ms < 1000 ? `${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`;
+  return ms < 1000 ? inUnit(ms, "millisecond", ms < 1 ? 3 : ms < 10 ? 2 : ms < 100 ? 1 : 0) : inUnit(seconds, "second", 1);
 }
 
 export function when(stamp: string | null | undefined): string {
   const at = new Date(stamp ?? "");
-  return Number.isNaN(at.getTime()) ? "–" : at.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+  return Number.isNaN(at.getTime()) ? "–" : dates({ dateStyle: "medium", timeStyle: "medium" }).format(at);
 }
 
 export function clock(stamp: string | undefined): string {
   const at = new Date(stamp ?? "");
-  return Number.isNaN(at.getTime()) ? "–" : at.toLocaleTimeString(undefined, { hour12: false });
+  return Number.isNaN(at.getTime()) ? "–" : dates({ hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" }).format(at);
 }
 
 /** Time from or to now: `4 min`. */
 export function span(stamp: string, now = Date.now()): string {
   const seconds = Math.abs(new Date(stamp).getTime() - now) / 1000;
   if (!Number.isFinite(seconds)) return "–";
-  if (seconds < 90) return `${Math.round(seconds)} s`;
-  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
-  if (seconds < 129_600) return `${Math.round(seconds / 3600)} h`;
-  return `${Math.round(seconds / 86_400)} d`;
+  if (seconds < 90) return inUnit(seconds, "second");
+  if (seconds < 5400) return inUnit(seconds / 60, "minute");
+  if (seconds < 129_600) return inUnit(seconds / 3600, "hour");
+  return inUnit(seconds / 86_400, "day");
 }
 
+/** Of English text. */
 export function count(n: number, one: string, many = `${one}s`): string {
-  return `${n} ${n === 1 ? one : many}`;
+  return `${number(n)} ${n === 1 ? one : many}`;
+}
+
+/** Sizes of memory and disk, which the server has in MiB. */
+export function mebibytes(value: number): string {
+  return `${number(value)} MiB`;
 }

@@ -7,6 +7,7 @@ import { spawnSync } from "node:child_process";
 import { mkdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
+import * as strings from "./strings.mjs";
 import { Browser } from "./browser.mjs";
 import { Server } from "./server.mjs";
 import * as access from "./cases/access.mjs";
@@ -69,7 +70,7 @@ let browser;
 try {
   browser = await Browser.open(server.url);
   const world = { server, browser, page: browser.page, results, kept: {} };
-  for (const part of [access, sandboxes, terminal, files, hostile, builds, lists, looks]) await run(part.cases, world);
+  for (const part of [strings, access, sandboxes, terminal, files, hostile, builds, lists, looks]) await run(part.cases, world);
 } catch (error) {
   cases.push({ name: "setup", is_good: false, seconds: 0, why: String(error?.stack ?? error) });
   console.error(error);

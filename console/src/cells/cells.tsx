@@ -1,9 +1,10 @@
 // Runs cells on the sandbox's code interpreter.
 import { signal } from "@preact/signals";
 import { explain } from "../api";
+import { t } from "../i18n";
 import { execute, guestOf } from "../envd";
-import { count } from "../text";
 import { Badge, Button, Choice, Empty, Panel } from "../ui/parts";
+import { Rich } from "../ui/rich";
 import { Output, type Piece } from "./output";
 
 interface Cell {
@@ -54,17 +55,17 @@ export function Cells({ id }: { id: string }) {
       }
       change(cell.id, (before) => ({ ...before, state: before.state === "runs" ? "done" : before.state }));
     } catch (error) {
-      const value = abort.signal.aborted ? "The cell was interrupted." : explain(error);
+      const value = abort.signal.aborted ? t.cells.interrupted : explain(error);
       change(cell.id, (before) => ({ ...before, state: "failed", pieces: [...before.pieces, { kind: "error", name: "", value, traceback: "" }] }));
     }
     book.running = undefined;
   };
   const isRunning = cells.some((cell) => cell.state === "runs");
   return (
-    <Panel title="Cells" tools={<span class="muted">port 49999 of the sandbox</span>}>
+    <Panel title={t.cells.title} tools={<span class="muted">{t.cells.port}</span>}>
       {cells.length === 0 && (
-        <Empty title="No cell was run yet">
-          The sandbox needs a code interpreter, as those of the template <code>code-interpreter-v1</code> have. Tables and charts are drawn from their data; HTML is shown as text.
+        <Empty title={t.cells.none}>
+          <Rich text={t.cells.noneText} />
         </Empty>
       )}
       {cells.map((cell) => (
@@ -78,7 +79,7 @@ export function Cells({ id }: { id: string }) {
         }}
       >
         <label class="label" for="cell-code">
-          Cell
+          {t.cells.cell}
         </label>
         <textarea
           id="cell-code"
@@ -95,12 +96,12 @@ export function Cells({ id }: { id: string }) {
           }}
         />
         <div class="tools">
-          <Choice label="Language" value={language} onInput={(value) => (book.language.value = value)} options={LANGUAGES} />
+          <Choice label={t.cells.language} value={language} onInput={(value) => (book.language.value = value)} options={LANGUAGES} />
           <button type="submit" class="main" disabled={isRunning || !code.trim()}>
-            Run
+            {t.cells.run}
           </button>
-          {isRunning && <Button onClick={() => book.running?.abort()}>Interrupt</Button>}
-          <span class="hint">Ctrl+Enter runs</span>
+          {isRunning && <Button onClick={() => book.running?.abort()}>{t.cells.interrupt}</Button>}
+          <span class="hint">{t.cells.hint}</span>
         </div>
       </form>
     </Panel>
@@ -135,19 +136,19 @@ function CellView({ cell }: { cell: Cell }) {
   return (
     <div class="cell">
       <div class="tools">
-        <Badge tone={tones[cell.state]}>{{ runs: "running", done: "done", failed: "failed" }[cell.state]}</Badge>
+        <Badge tone={tones[cell.state]}>{t.cells.states[cell.state]}</Badge>
         <span class="muted">
           {cell.language}
           {Number.isFinite(cell.number) && ` [${cell.number}]`}
         </span>
       </div>
-      <pre class="cell-code" tabIndex={0} aria-label="Code of the cell">
+      <pre class="cell-code" tabIndex={0} aria-label={t.cells.code}>
         {cell.code}
       </pre>
       {cell.pieces.map((piece, at) => (
         <Output key={at} piece={piece} />
       ))}
-      {cell.state !== "runs" && cell.pieces.length === 0 && <p class="muted">No output ({count(0, "line")}).</p>}
+      {cell.state !== "runs" && cell.pieces.length === 0 && <p class="muted">{t.cells.noOutput}</p>}
     </div>
   );
 }

@@ -1,4 +1,5 @@
 // Draws a checked chart as SVG elements of this page, with its values as a table for those who do not see it.
+import { t } from "../i18n";
 import type { Chart } from "./chart-data";
 
 const COLOURS = ["#3b82f6", "#d9772b", "#2e9e5b", "#b152c9", "#c9a227", "#d0485a", "#2aa3a3", "#8a7ad6"];
@@ -27,7 +28,7 @@ export function ChartView({ chart }: { chart: Chart }) {
           {names.map((name, at) => (
             <span key={at}>
               <span class="swatch" style={{ background: colour(at) }} />
-              {name || `series ${at + 1}`}
+              {name || t.cells.series(at + 1)}
             </span>
           ))}
         </figcaption>
@@ -38,11 +39,11 @@ export function ChartView({ chart }: { chart: Chart }) {
 
 function describe(chart: Chart): string {
   const parts = [
-    ...chart.series.map((series) => `${series.name || "series"}: ${series.points.slice(0, 12).map(([x, y]) => `${chart.x.names?.[x] ?? short(x)} ${short(y)}`).join(", ")}`),
+    ...chart.series.map((series) => `${series.name || t.cells.aSeries}: ${series.points.slice(0, 12).map(([x, y]) => `${chart.x.names?.[x] ?? short(x)} ${short(y)}`).join(", ")}`),
     ...chart.slices.map((slice) => `${slice.name} ${short(slice.value)}`),
-    ...chart.boxes.map((box) => `${box.name} median ${short(box.five[2])}`),
+    ...chart.boxes.map((box) => `${box.name} ${t.cells.median} ${short(box.five[2])}`),
   ];
-  return `${chart.kind} chart ${chart.title}. ${parts.slice(0, 8).join("; ")}`;
+  return `${t.cells.chart(chart.kind, chart.title)}. ${parts.slice(0, 8).join("; ")}`;
 }
 
 function short(value: number): string {

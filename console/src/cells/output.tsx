@@ -1,6 +1,7 @@
 // What a cell has put out. Nothing of it is ever parsed as HTML or run: text is text, tables and charts are drawn from data,
 // images are images, in which browsers run no script and load nothing.
 import { useState } from "preact/hooks";
+import { t } from "../i18n";
 import { clean, line, output } from "../text";
 import { Button, Table } from "../ui/parts";
 import { chartOf } from "./chart-data";
@@ -27,7 +28,7 @@ export function Output({ piece }: { piece: Piece }) {
       );
     case "error":
       return (
-        <pre class="cell-out error guest" tabIndex={0} aria-label="Error">
+        <pre class="cell-out error guest" tabIndex={0} aria-label={t.cells.error}>
           {output(piece.traceback || [piece.name, piece.value].filter(Boolean).join(": "))}
         </pre>
       );
@@ -55,7 +56,7 @@ function Result({ data }: { data: Record<string, unknown> }) {
         </pre>
       )}
       {!columns && !chart && !image && data["json"] === undefined && text("text") !== undefined && (
-        <pre class="cell-out guest" tabIndex={0} aria-label="Result">
+        <pre class="cell-out guest" tabIndex={0} aria-label={t.cells.result}>
           {output(text("text"))}
         </pre>
       )}
@@ -64,11 +65,13 @@ function Result({ data }: { data: Record<string, unknown> }) {
   );
 }
 
-function Source({ kind, text }: { kind: string; text: string }) {
+const SOURCES = { html: "HTML", markdown: "Markdown", latex: "LaTeX", javascript: "JavaScript" };
+
+function Source({ kind, text }: { kind: keyof typeof SOURCES; text: string }) {
   return (
     <details>
-      <summary>{{ html: "HTML", markdown: "Markdown", latex: "LaTeX", javascript: "JavaScript" }[kind]} of the result, as text: the console does not render it</summary>
-      <pre class="cell-out guest" tabIndex={0} aria-label="Source of the result">
+      <summary>{t.cells.source(SOURCES[kind])}</summary>
+      <pre class="cell-out guest" tabIndex={0} aria-label={t.cells.sourceOf}>
         {output(text, 100_000)}
       </pre>
     </details>
@@ -78,16 +81,16 @@ function Source({ kind, text }: { kind: string; text: string }) {
 const BASE64 = /^[A-Za-z0-9+/\s]*={0,2}\s*$/;
 
 function Picture({ kind, base64 }: { kind: "png" | "jpeg"; base64: string }) {
-  if (base64.length > MOST_IMAGE || !BASE64.test(base64)) return <p class="muted">An image that is too large or is none.</p>;
-  return <img class="cell-image" alt="Image that the cell made" src={`data:image/${kind};base64,${base64.replace(/\s/g, "")}`} />;
+  if (base64.length > MOST_IMAGE || !BASE64.test(base64)) return <p class="muted">{t.cells.badImage}</p>;
+  return <img class="cell-image" alt={t.cells.image} src={`data:image/${kind};base64,${base64.replace(/\s/g, "")}`} />;
 }
 
 /** An SVG as an image has no script, no links and loads nothing. As a data URL it has no origin, wherever it is opened. */
 function Drawing({ svg }: { svg: string }) {
   const [isShown, setIsShown] = useState(false);
-  if (svg.length > MOST_SVG) return <p class="muted">A drawing that is too large to be shown.</p>;
-  if (!isShown) return <Button onClick={() => setIsShown(true)}>Show the drawing (SVG from the sandbox)</Button>;
-  return <img class="cell-image" alt="Drawing that the cell made" src={`data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`} />;
+  if (svg.length > MOST_SVG) return <p class="muted">{t.cells.badDrawing}</p>;
+  if (!isShown) return <Button onClick={() => setIsShown(true)}>{t.cells.showDrawing}</Button>;
+  return <img class="cell-image" alt={t.cells.drawing} src={`data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`} />;
 }
 
 function columnsOf(value: unknown): [string, unknown[]][] | undefined {
@@ -105,7 +108,7 @@ function Columns({ columns }: { columns: [string, unknown[]][] }) {
   const shown = Math.min(rows, MOST_ROWS);
   return (
     <>
-      <Table label="Table that the cell made" head={["#row", ...columns.map(([name, values]) => `${isNumeric(values) ? "#" : " "}${line(name, 80)}`)]}>
+      <Table label={t.cells.table} head={[`#${t.cells.row}`, ...columns.map(([name, values]) => `${isNumeric(values) ? "#" : " "}${line(name, 80)}`)]}>
         {Array.from({ length: shown }, (_, row) => (
           <tr key={row}>
             <td class="num muted">{row}</td>
@@ -117,7 +120,7 @@ function Columns({ columns }: { columns: [string, unknown[]][] }) {
           </tr>
         ))}
       </Table>
-      {rows > shown && <p class="muted">{rows - shown} further rows not shown.</p>}
+      {rows > shown && <p class="muted">{t.cells.notShown(rows - shown)}</p>}
     </>
   );
 }

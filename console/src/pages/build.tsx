@@ -1,9 +1,11 @@
 import { useState } from "preact/hooks";
 import { at, get, post, type BuildInfo, type LogEntry, type Template, type TemplateBuild } from "../api";
+import { t } from "../i18n";
 import { useLive } from "../live";
 import { arrival, link } from "../session";
 import { line, span } from "../text";
 import { Button, Choice, Empty, Failure, Field, Loaded, Panel, StateBadge } from "../ui/parts";
+import { Rich } from "../ui/rich";
 import { Lines } from "../sandbox/logs";
 import { readDockerfile } from "./dockerfile";
 import { nameOf } from "./names";
@@ -37,26 +39,22 @@ export function BuildForm() {
       ...((start || read?.startCmd) && { startCmd: start || read?.startCmd }),
       ...(ready && { readyCmd: ready }),
     });
-    arrive(`Building ${name.trim()}.`, "templates", made.templateID, made.buildID);
+    arrive(t.build.building(name.trim()), "templates", made.templateID, made.buildID);
   };
   return (
     <>
       <div class="head">
-        <h1>Build a template</h1>
+        <h1>{t.templates.build}</h1>
       </div>
-      <Panel title="What to build">
+      <Panel title={t.build.what}>
         <div class="pad form">
           <div class="form two">
-            <Field label="Name" value={name} onInput={setName} placeholder="name or name:tag" />
+            <Field label={t.common.name} value={name} onInput={setName} placeholder={t.sandbox.nameForm} />
             <Choice
-              label="Begins with"
+              label={t.build.begins}
               value={source}
               onInput={setSource}
-              options={[
-                ["dockerfile", "A Dockerfile"],
-                ["image", "An image"],
-                ["template", "A template"],
-              ]}
+              options={Object.entries(t.build.sources)}
             />
           </div>
           {source === "dockerfile" ? (
@@ -64,21 +62,21 @@ export function BuildForm() {
               <label for="dockerfile">Dockerfile</label>
               <textarea id="dockerfile" rows={9} spellcheck={false} value={dockerfile} onInput={(event) => setTyped(event.currentTarget.value)} />
               <p class="hint">
-                FROM takes an image{installed.length > 0 && ` or an installed template (${line(installed.join(", "), 200)})`}. Also: RUN, ENV, ARG, WORKDIR, USER, CMD, ENTRYPOINT. For COPY and ADD, use <code>cube template build</code>.
+                <Rich text={t.build.dockerfileHint(line(installed.join(", "), 200))} />
               </p>
             </div>
           ) : (
-            <Field label={source === "image" ? "Image" : "Template"} value={image} onInput={setImage} placeholder={source === "image" ? IMAGE : "base"} />
+            <Field label={source === "image" ? t.build.image : t.build.template} value={image} onInput={setImage} placeholder={source === "image" ? IMAGE : "base"} />
           )}
           <div class="form two">
-            <Field label="Start command (optional)" value={start} onInput={setStart} />
-            <Field label="Ready command (optional)" value={ready} onInput={setReady} />
+            <Field label={t.build.startCommand} value={start} onInput={setStart} />
+            <Field label={t.build.readyCommand} value={ready} onInput={setReady} />
             <Field label="vCPUs" type="number" min="1" value={cpus} onInput={setCpus} />
-            <Field label="Memory, MiB" type="number" min="128" step="64" value={memory} onInput={setMemory} />
+            <Field label={t.build.memory} type="number" min="128" step="64" value={memory} onInput={setMemory} />
           </div>
           <div class="tools">
             <Button kind="main" onClick={build} disabled={!name.trim() || (source !== "dockerfile" && !image.trim())}>
-              Build
+              {t.build.build}
             </Button>
           </div>
         </div>
@@ -111,17 +109,17 @@ export function BuildLog({ template, build }: { template: string; build: string 
   return (
     <>
       <div class="head">
-        <h1>{name ? `Build of ${line(name.split(":")[0], 80)}` : "Build"}</h1>
-        {own && <span class="muted">{own.finishedAt ? `took ${span(own.createdAt, new Date(own.finishedAt).getTime())}` : `for ${span(own.createdAt)}`}</span>}
+        <h1>{name ? t.build.of(line(name.split(":")[0], 80)) : t.build.build}</h1>
+        {own && <span class="muted">{own.finishedAt ? t.build.took(span(own.createdAt, new Date(own.finishedAt).getTime())) : t.build.runs(span(own.createdAt))}</span>}
         {live.data && <StateBadge state={live.data.status} />}
         <a class="button" href={link("templates", template)}>
-          Template
+          {t.build.template}
         </a>
         <p class="sub mono">{line(build, 60)}</p>
       </div>
       {live.data?.reason && <Failure error={new Error(line(live.data.reason.message, 1000))} />}
-      <Panel title="Log">
-        <Loaded live={live}>{(data) => (data.lines.length ? <Lines entries={data.lines} tall /> : <Empty title="No lines yet" />)}</Loaded>
+      <Panel title={t.build.log}>
+        <Loaded live={live}>{(data) => (data.lines.length ? <Lines entries={data.lines} tall /> : <Empty title={t.build.noLines} />)}</Loaded>
       </Panel>
     </>
   );

@@ -1,4 +1,6 @@
 // The instructions of a Dockerfile that need no files of the client, as steps of a build. `cube template build` reads more.
+import { t } from "../i18n";
+
 export interface Step {
   type: string;
   args: string[];
@@ -15,15 +17,15 @@ export function readDockerfile(text: string): Read {
   const steps: Step[] = [];
   let [image, startCmd, entrypoint] = ["", "", ""];
   for (const { number, name, rest } of instructions(text)) {
-    const wrong = (why: string) => new Error(`Line ${number}: ${why}`);
+    const wrong = (why: string) => new Error(t.dockerfile.line(number, why));
     switch (name) {
       case "FROM":
-        if (image) throw wrong("a second FROM: builds in several stages are not supported here");
-        if (/\s/.test(rest) || rest.includes("$")) throw wrong("FROM must name an image only");
+        if (image) throw wrong(t.dockerfile.secondFrom);
+        if (/\s/.test(rest) || rest.includes("$")) throw wrong(t.dockerfile.fromImage);
         image = rest;
         break;
       case "RUN":
-        if (rest.startsWith("<<") || rest.startsWith("--")) throw wrong("RUN with a here-document or options is not supported here");
+        if (rest.startsWith("<<") || rest.startsWith("--")) throw wrong(t.dockerfile.run);
         steps.push({ type: "RUN", args: [rest.startsWith("[") ? list(rest, wrong).map(quoted).join(" ") : rest] });
         break;
       case "ENV":
@@ -47,12 +49,12 @@ export function readDockerfile(text: string): Read {
         break;
       case "COPY":
       case "ADD":
-        throw wrong(`${name} needs files from your machine: use \`cube template build\``);
+        throw wrong(t.dockerfile.needsFiles(name));
       default:
-        throw wrong(`${name} is not supported here`);
+        throw wrong(t.dockerfile.unknown(name));
     }
   }
-  if (!image) throw new Error("The Dockerfile has no FROM.");
+  if (!image) throw new Error(t.dockerfile.noFrom);
   const start = [entrypoint, startCmd].filter(Boolean).join(" ");
   return { image, steps, ...(start && { startCmd: start }) };
 }
@@ -72,7 +74,7 @@ function* instructions(text: string): Generator<{ number: number; name: string; 
     const [name = "", ...rest] = whole.split(/\s+/);
     yield { number: begin, name: name.toUpperCase(), rest: whole.slice(whole.indexOf(name) + name.length).trim() || rest.join(" ") };
   }
-  if (held) throw new Error(`Line ${begin}: the instruction has no end.`);
+  if (held) throw new Error(t.dockerfile.line(begin, t.dockerfile.noEnd));
 }
 
 type Wrong = (why: string) => Error;
@@ -84,7 +86,7 @@ function list(text: string, wrong: Wrong): string[] {
   } catch {
     // Refused below.
   }
-  throw wrong("a list must be JSON");
+  throw wrong(t.dockerfile.list);
 }
 
 const quoted = (word: string) => (/^[\w./:=@%+-]+$/.test(word) ? word : `'${word.replace(/'/g, "'\\''")}'`);
@@ -95,6 +97,6 @@ function variables(rest: string, wrong: Wrong): string[] {
   const old = /^(\w+)\s+(.+)$/.exec(rest);
   if (old && !/^\w+=/.test(rest)) return [old[1] ?? "", old[2] ?? ""];
   const pairs = [...rest.matchAll(/(\w+)=("(?:[^"\\]|\\.)*"|'[^']*'|\S*)/g)];
-  if (!pairs.length) throw wrong("a variable must be NAME=value");
+  if (!pairs.length) throw wrong(t.dockerfile.variable);
   return pairs.flatMap(([, name = "", value = ""]) => [name, value.replace(/^(["'])(.*)\1$/s, "$2")]);
 }

@@ -1,24 +1,26 @@
 import { get, type Key } from "../api";
+import { t } from "../i18n";
 import { useLive } from "../live";
 import { line, when } from "../text";
 import { Badge, Empty, Loaded, Panel, Table } from "../ui/parts";
+import { Rich } from "../ui/rich";
 
 export function Keys() {
   const live = useLive((signal) => get<Key[]>("/api-keys", signal), 5000);
   return (
     <>
       <div class="head">
-        <h1>Keys</h1>
+        <h1>{t.app.keys}</h1>
       </div>
-      <Panel title="Keys of this server">
+      <Panel title={t.keys.title}>
         <Loaded live={live}>
           {(keys) =>
             keys.length === 0 ? (
-              <Empty title="This server takes requests without a key">
-                It listens on loopback addresses only. <code>cube-api key new NAME</code> makes a key; the server stores its hash.
+              <Empty title={t.keys.none}>
+                <Rich text={t.keys.noneText} />
               </Empty>
             ) : (
-              <Table label="Keys" head={["Name", "Id", "Scopes", "Created"]}>
+              <Table label={t.app.keys} head={[t.common.name, t.common.id, t.keys.scopes, t.common.created]}>
                 {keys.map((key) => (
                   <tr key={key.id}>
                     <td>
@@ -43,7 +45,7 @@ export function Keys() {
         </Loaded>
       </Panel>
       <p class="muted">
-        Keys are made and revoked on the host: <code>cube-api key new</code>, <code>cube-api key revoke</code>. Every key sees every sandbox.
+        <Rich text={t.keys.hint} />
       </p>
     </>
   );

@@ -1,6 +1,7 @@
 // The dialog that starts a sandbox from a template or a snapshot.
 import { useState } from "preact/hooks";
 import { all, ask, get, type Sandbox, type Snapshot, type Template } from "../api";
+import { t } from "../i18n";
 import { useLive } from "../live";
 import { arrival } from "../session";
 import { startOf } from "../sandbox/start";
@@ -17,7 +18,7 @@ async function origins(signal: AbortSignal): Promise<Origin[]> {
   const ready = templates.filter((one) => one.buildStatus === "ready" && !taken.has(one.templateID));
   return [
     ...ready.map((one): Origin => [one.names[0] ?? one.templateID, line(nameOf(one), 80)]),
-    ...snapshots.map((one): Origin => [one.snapshotID, `Snapshot ${line(one.names[0] ?? one.snapshotID, 80)}`]),
+    ...snapshots.map((one): Origin => [one.snapshotID, t.create.snapshot(line(one.names[0] ?? one.snapshotID, 80))]),
   ];
 }
 
@@ -36,31 +37,31 @@ export function NewSandbox({ onClose, from = "" }: { onClose: () => void; from?:
     const { body: made, headers } = await timeoutIn(minutes, (timeout) => ask<Sandbox>("POST", "/v2/sandboxes", { templateID: origin, timeout, ...ACCESS[access] }));
     startOf.set(made.sandboxID, headers);
     onClose();
-    arrive(`Started ${made.sandboxID}.`, "sandboxes", made.sandboxID, "terminal");
+    arrive(t.create.started(made.sandboxID), "sandboxes", made.sandboxID, "terminal");
   };
   return (
     <Dialog
-      title="New sandbox"
+      title={t.sandboxes.new}
       onClose={onClose}
       action={
         <Button kind="main" onClick={create} disabled={!origin}>
-          Start
+          {t.create.start}
         </Button>
       }
     >
       <Loaded live={live}>
         {(options) => (
           <>
-            <Choice label="Template" value={origin} onInput={setChosen} options={options} />
-            <Field label="Timeout, minutes" type="number" min="1" value={minutes} onInput={setMinutes} hint="The sandbox ends then. You can extend it." />
+            <Choice label={t.create.template} value={origin} onInput={setChosen} options={options} />
+            <Field label={t.create.timeout} type="number" min="1" value={minutes} onInput={setMinutes} hint={t.create.timeoutHint} />
             <Choice
-              label="Outbound network"
+              label={t.create.outbound}
               value={access}
               onInput={setAccess}
               options={[
-                ["default", "Server's default"],
-                ["none", "Nothing"],
-                ["internet", "The internet, without private ranges"],
+                ["default", t.create.serverDefault],
+                ["none", t.create.nothing],
+                ["internet", t.create.internet],
               ]}
             />
           </>

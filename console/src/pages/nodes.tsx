@@ -1,7 +1,8 @@
 // The hosts that run sandboxes.
 import { get } from "../api";
+import { t } from "../i18n";
 import { useLive } from "../live";
-import { bytes, line, span, when } from "../text";
+import { bytes, line, number, percent, span, when } from "../text";
 import { Empty, Loaded, Panel, StateBadge, Table } from "../ui/parts";
 
 interface Disk {
@@ -34,15 +35,15 @@ export function Nodes() {
   return (
     <>
       <div class="head">
-        <h1>Nodes</h1>
+        <h1>{t.app.nodes}</h1>
       </div>
-      <Panel title={live.data?.length === 1 ? "This host" : "Nodes of the cluster"}>
+      <Panel title={live.data?.length === 1 ? t.nodes.one : t.nodes.all}>
         <Loaded live={live}>
           {(nodes) =>
             nodes.length === 0 ? (
-              <Empty title="No nodes" />
+              <Empty title={t.nodes.none} />
             ) : (
-              <Table label="Nodes" head={["Node", "Status", "Sandboxes", "CPU", "Memory", "Disks", "Creates"]}>
+              <Table label={t.app.nodes} head={[t.nodes.node, t.nodes.status, t.app.sandboxes, t.nodes.cpu, t.nodes.memory, t.nodes.disks, t.nodes.creates]}>
                 {nodes.map((node) => (
                   <Row key={node.id} node={node} />
                 ))}
@@ -55,7 +56,7 @@ export function Nodes() {
   );
 }
 
-const part = (used: number, total: number) => `${bytes(used)} of ${bytes(total)}`;
+const part = (used: number, total: number) => t.common.sum(bytes(used), bytes(total));
 
 function Row({ node }: { node: Node }) {
   const { metrics } = node;
@@ -63,27 +64,27 @@ function Row({ node }: { node: Node }) {
     <tr>
       <td>
         <strong>{line(node.id, 80)}</strong>
-        <Small>{`version ${line(node.version, 40)}${node.commit === "unknown" ? "" : `, ${line(node.commit, 12)}`}`}</Small>
+        <Small>{t.nodes.version(line(node.version, 40), node.commit === "unknown" ? "" : line(node.commit, 12))}</Small>
         <Small>{line(node.machineInfo.cpuModelName, 60)}</Small>
       </td>
       <td>
         <StateBadge state={node.status} />
-        <Small title={when(node.statusChangedAt)}>{`for ${span(node.statusChangedAt)}`}</Small>
-        {Boolean(node.stuck?.length) && <Small>{`cannot move: ${line(node.stuck?.map((one) => `${one.sandboxID} (${one.reason})`).join(", "), 300)}`}</Small>}
-        {Boolean(node.lost?.length) && <Small>{`${node.lost?.length} sandboxes not reachable`}</Small>}
+        <Small title={when(node.statusChangedAt)}>{t.nodes.since(span(node.statusChangedAt))}</Small>
+        {Boolean(node.stuck?.length) && <Small>{t.nodes.stuck(line(node.stuck?.map((one) => t.nodes.stuckOne(one.sandboxID, one.reason)).join(", "), 300))}</Small>}
+        {Boolean(node.lost?.length) && <Small>{t.nodes.lost(node.lost?.length ?? 0)}</Small>}
       </td>
       <td class="nowrap">
-        {node.sandboxCount} running
-        <Small>{`${node.sandboxStartingCount} starting, ${node.pausedCount} paused, ${node.buildCount} builds`}</Small>
-        {node.lastEndAt && <Small title={when(node.lastEndAt)}>{`last one ends in ${span(node.lastEndAt)}`}</Small>}
+        {t.nodes.running(node.sandboxCount)}
+        <Small>{t.nodes.others(node.sandboxStartingCount, node.pausedCount, node.buildCount)}</Small>
+        {node.lastEndAt && <Small title={when(node.lastEndAt)}>{t.nodes.lastEnd(span(node.lastEndAt))}</Small>}
       </td>
       <td class="nowrap">
-        {metrics.cpuPercent} % of {metrics.cpuCount} CPUs
-        <Small>{`${metrics.allocatedCPU} vCPU in sandboxes`}</Small>
+        {t.nodes.cpus(percent(metrics.cpuPercent / 100), metrics.cpuCount)}
+        <Small>{t.nodes.vcpus(metrics.allocatedCPU)}</Small>
       </td>
       <td class="nowrap">
         {part(metrics.memoryUsedBytes, metrics.memoryTotalBytes)}
-        <Small>{`${bytes(metrics.allocatedMemoryBytes)} in sandboxes`}</Small>
+        <Small>{t.nodes.inSandboxes(bytes(metrics.allocatedMemoryBytes))}</Small>
       </td>
       <td>
         {metrics.disks.map((disk) => (
@@ -93,8 +94,8 @@ function Row({ node }: { node: Node }) {
         ))}
       </td>
       <td class="nowrap">
-        {node.createSuccesses}
-        <Small>{`${node.createFails} failed`}</Small>
+        {number(node.createSuccesses)}
+        <Small>{t.nodes.failed(node.createFails)}</Small>
       </td>
     </tr>
   );

@@ -1,20 +1,19 @@
 import { useMemo } from "preact/hooks";
 import { ApiError, all, get, type Listed, type Metric } from "../api";
+import { t } from "../i18n";
+import { language } from "../i18n/language";
 import { useLive } from "../live";
 import { gauge, histogram, parse, quantile, sum, type Histogram, type Sample } from "../metrics";
 import { link } from "../session";
-import { bytes, count, line, millis } from "../text";
+import { bytes, line, millis, number, percent } from "../text";
 import { Badge, Empty, Figure, Loaded, Panel, Table } from "../ui/parts";
+import { Rich } from "../ui/rich";
 import { Series } from "../ui/series";
 
 const EVERY_MS = 2000;
 /** What the charts show, seconds. */
 const KEPT_S = 600;
-const PHASES: [string, string][] = [
-  ["confined", "Network confined"],
-  ["resumed", "vCPU resumed"],
-  ["agent_ready", "Agent ready"],
-];
+const PHASES = ["confined", "resumed", "agent_ready"] as const;
 
 /** Rows of the warm pool. */
 const MOST_TEMPLATES = 10;
@@ -32,27 +31,27 @@ export function Overview() {
   return (
     <>
       <div class="head">
-        <h1>Overview</h1>
+        <h1>{t.app.overview}</h1>
       </div>
       <Figures samples={server.data} fleet={fleet.data} history={history} />
       {server.error instanceof ApiError && server.error.status === 403 ? (
-        <Panel title="Figures of the server">
-          <Empty title="This key may not read the server's figures">
-            They need the scope <code>metrics:read</code>, which a key has only if it was made with it: <code>cube-api key new NAME --scope metrics:read …</code>
+        <Panel title={t.overview.figures}>
+          <Empty title={t.overview.noMetrics}>
+            <Rich text={t.overview.noMetricsText} />
           </Empty>
         </Panel>
       ) : (
         <div class="grid">
-          <Panel title="Starts">
+          <Panel title={t.overview.starts}>
             <Loaded live={server}>{() => <Rates history={history} />}</Loaded>
           </Panel>
-          <Panel title="Start ladder" tools={<span class="muted">since the server started</span>}>
+          <Panel title={t.overview.ladder} tools={<span class="muted">{t.overview.sinceStart}</span>}>
             <Loaded live={server}>{(samples) => <Ladder samples={samples} />}</Loaded>
           </Panel>
-          <Panel title="Memory">
+          <Panel title={t.overview.memory}>
             <Loaded live={server}>{(samples) => <Ledger samples={samples} fleet={fleet.data} />}</Loaded>
           </Panel>
-          <Panel title="Warm pool">
+          <Panel title={t.overview.pool}>
             <Loaded live={server}>{(samples) => <Pool samples={samples} />}</Loaded>
           </Panel>
         </div>
@@ -109,12 +108,12 @@ function Figures({ samples, fleet, history }: { samples: Sample[] | undefined; f
   const latest = history.at(-1);
   return (
     <div class="figures">
-      <Figure name="Running" value={fleet?.running ?? "–"} note={<a href={link("sandboxes")}>Sandboxes</a>} />
-      <Figure name="Paused" value={fleet?.paused ?? "–"} note="on disk" />
-      <Figure name="Starts a second" value={latest ? latest.starts.toFixed(1) : "–"} note={starts ? `${count(starts.count, "start")} so far` : "–"} />
-      <Figure name="Start, P50" value={bound(starts, 0.5)} note="request to agent ready" />
-      <Figure name="Start, P95" value={bound(starts, 0.95)} note={starts ? `n = ${starts.count}` : "–"} />
-      <Figure name="CPU of sandboxes" value={fleet ? fleet.cores.toFixed(2) : "–"} note="cores in use" />
+      <Figure name={t.overview.running} value={fleet?.running ?? "–"} note={<a href={link("sandboxes")}>{t.app.sandboxes}</a>} />
+      <Figure name={t.overview.paused} value={fleet?.paused ?? "–"} note={t.overview.onDisk} />
+      <Figure name={t.overview.rate} value={latest ? number(latest.starts, 1) : "–"} note={starts ? t.overview.soFar(starts.count) : "–"} />
+      <Figure name={t.overview.p50} value={bound(starts, 0.5)} note={t.overview.toReady} />
+      <Figure name={t.overview.p95} value={bound(starts, 0.95)} note={starts ? `n = ${number(starts.count)}` : "–"} />
+      <Figure name={t.overview.cpu} value={fleet ? number(fleet.cores, 2) : "–"} note={t.overview.coresUsed} />
     </div>
   );
 }
@@ -122,37 +121,37 @@ function Figures({ samples, fleet, history }: { samples: Sample[] | undefined; f
 /** Histograms have bounds, not values: the bucket of the quantile is shown, and no number within it. */
 function bound(of: Histogram | undefined, share: 0.5 | 0.95): string {
   const found = of && quantile(of, share);
-  if (!found) return "n/a";
+  if (!found) return t.overview.unknown;
   return found.upTo === Infinity ? `> ${millis(found.over)}` : `≤ ${millis(found.upTo)}`;
 }
 
 function Rates({ history }: { history: Point[] }) {
   const times = useMemo(() => history.map((point) => point.at), [history]);
-  const starts = useMemo(() => [{ name: "starts", values: history.map((point) => point.starts) }], [history]);
-  const cores = useMemo(() => [{ name: "cores", values: history.map((point) => point.cores) }], [history]);
+  const starts = useMemo(() => [{ name: t.overview.startsLine, values: history.map((point) => point.starts) }], [history, language.value]);
+  const cores = useMemo(() => [{ name: t.overview.coresLine, values: history.map((point) => point.cores) }], [history, language.value]);
   return (
     <>
-      <Series title="Starts a second" times={times} lines={starts} show={(value) => value.toFixed(1)} top={1} />
-      <Series title="CPU of sandboxes, cores" times={times} lines={cores} show={(value) => value.toFixed(2)} top={0.1} />
+      <Series title={t.overview.rate} times={times} lines={starts} show={(value) => number(value, 1)} top={1} />
+      <Series title={t.overview.cores} times={times} lines={cores} show={(value) => number(value, 2)} top={0.1} />
     </>
   );
 }
 
 function Ladder({ samples }: { samples: Sample[] }) {
   const rows = ["true", "false"].flatMap((warm) =>
-    PHASES.map(([phase, name]) => ({ warm, name, of: histogram(samples, "cube_start_phase_seconds", { phase, warm }) })),
+    PHASES.map((phase) => ({ warm, name: t.phases[phase], of: histogram(samples, "cube_start_phase_seconds", { phase, warm }) })),
   );
   const known = rows.filter((row) => row.of.count > 0);
   if (known.length === 0) {
-    return <Empty title="No sandbox was started yet">Times of starts appear here: from the accepted request to each phase.</Empty>;
+    return <Empty title={t.overview.noStart}>{t.overview.noStartText}</Empty>;
   }
   return (
-    <Table label="Start ladder" head={["Phase", "Slot", "#n", "#P50", "#P95"]}>
+    <Table label={t.overview.ladder} head={[t.overview.phase, t.overview.slot, "#n", "#P50", "#P95"]}>
       {known.map((row) => (
         <tr key={row.name + row.warm}>
           <td>{row.name}</td>
-          <td>{row.warm === "true" ? <Badge tone="good">warm</Badge> : <Badge tone="calm">restored</Badge>}</td>
-          <td class="num">{row.of.count}</td>
+          <td>{row.warm === "true" ? <Badge tone="good">{t.overview.warm}</Badge> : <Badge tone="calm">{t.overview.restored}</Badge>}</td>
+          <td class="num">{number(row.of.count)}</td>
           <td class="num">{bound(row.of, 0.5)}</td>
           <td class="num">{bound(row.of, 0.95)}</td>
         </tr>
@@ -171,27 +170,27 @@ function Ledger({ samples, fleet }: { samples: Sample[]; fleet: Fleet | undefine
   const part = (value: number) => ({ width: `${((value / total) * 100).toFixed(1)}%` });
   return (
     <div class="ledger">
-      <div class="meter" role="img" aria-label={`Sandboxes ${bytes(used)}, warm stock ${bytes(warm)}, available ${bytes(free)}`}>
+      <div class="meter" role="img" aria-label={t.overview.meter(bytes(used), bytes(warm), bytes(free))}>
         <span style={part(used)} />
         <span style={part(warm)} />
       </div>
       <div>
         <div class="row">
-          <span class="key">Private memory of sandboxes</span>
+          <span class="key">{t.overview.privateMemory}</span>
           <strong class="num">{bytes(used)}</strong>
         </div>
         <div class="row">
-          <span class="key key-2">Warm slots and loaded templates</span>
+          <span class="key key-2">{t.overview.warmMemory}</span>
           <strong class="num">
-            {bytes(warm)} <span class="muted">of {bytes(limit)}</span>
+            {t.common.sum(bytes(warm), bytes(limit))}
           </strong>
         </div>
         <div class="row">
-          <span>Available to sandboxes</span>
+          <span>{t.overview.available}</span>
           <strong class="num">{bytes(free)}</strong>
         </div>
         <div class="row">
-          <span>Expected for one more sandbox</span>
+          <span>{t.overview.expected}</span>
           <strong class="num">{bytes(next)}</strong>
         </div>
       </div>
@@ -202,12 +201,12 @@ function Ledger({ samples, fleet }: { samples: Sample[]; fleet: Fleet | undefine
 function Pool({ samples }: { samples: Sample[] }) {
   const of = (name: string) => new Map(samples.filter((s) => s.name === `cube_pool_template_${name}`).map((s) => [s.labels["template"] ?? "", s.value]));
   const [warm, wanted, loaded, hits, misses] = [of("warm"), of("wanted"), of("loaded"), of("hits_total"), of("misses_total")];
-  if (warm.size === 0) return <Empty title="No template is in use">The stock of each template that is used appears here.</Empty>;
+  if (warm.size === 0) return <Empty title={t.overview.noTemplate}>{t.overview.noTemplateText}</Empty>;
   const uses = (name: string) => (hits.get(name) ?? 0) + (misses.get(name) ?? 0);
   const names = [...warm.keys()].sort((a, b) => uses(b) - uses(a) || a.localeCompare(b));
   return (
     <>
-      <Table label="Warm pool" head={["Template", "#Warm", "#Wanted", "#Hits", "Memory"]}>
+      <Table label={t.overview.pool} head={[t.overview.template, `#${t.overview.warmCount}`, `#${t.overview.wanted}`, `#${t.overview.hits}`, t.overview.memory]}>
         {names.slice(0, MOST_TEMPLATES).map((name) => {
           const all = uses(name);
           return (
@@ -217,13 +216,13 @@ function Pool({ samples }: { samples: Sample[] }) {
               </td>
               <td class="num">{warm.get(name)}</td>
               <td class="num">{wanted.get(name)}</td>
-              <td class="num">{all ? `${Math.round(((hits.get(name) ?? 0) / all) * 100)} % of ${all}` : "–"}</td>
-              <td>{loaded.get(name) ? <Badge tone="info">loaded</Badge> : <Badge tone="calm">on disk</Badge>}</td>
+              <td class="num">{all ? t.overview.hitsOf(percent((hits.get(name) ?? 0) / all), all) : "–"}</td>
+              <td>{loaded.get(name) ? <Badge tone="info">{t.overview.loaded}</Badge> : <Badge tone="calm">{t.overview.onDisk}</Badge>}</td>
             </tr>
           );
         })}
       </Table>
-      {names.length > MOST_TEMPLATES && <p class="pad muted">{count(names.length - MOST_TEMPLATES, "template")} with fewer starts not shown.</p>}
+      {names.length > MOST_TEMPLATES && <p class="pad muted">{t.overview.notShown(names.length - MOST_TEMPLATES)}</p>}
     </>
   );
 }

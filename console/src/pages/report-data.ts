@@ -1,4 +1,5 @@
 // `report.json` of a run (docs/measure/report-format.md): what of it is compared.
+import { t } from "../i18n";
 import { line } from "../text";
 
 export interface Times {
@@ -37,7 +38,7 @@ export function readReport(file: string, text: string): Report {
 /** Throws if the value is no report. */
 export function reportOf(file: string, value: unknown): Report {
   const whole = fields(value);
-  if (whole["format"] !== FORMAT) throw new Error(`${line(file, 80)} is no report of format ${FORMAT}.`);
+  if (whole["format"] !== FORMAT) throw new Error(t.reports.notOne(line(file, 80), FORMAT));
   const host = fields(whole["host"]);
   const phases = Object.entries(fields(whole["phases"])).slice(0, 20);
   const gates = Array.isArray(whole["gates"]) ? whole["gates"].map(fields) : [];

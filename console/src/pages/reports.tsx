@@ -1,10 +1,12 @@
 // Reports of benchmark runs: from the server's directory, and from files that the user opens, which go nowhere.
 import { useRef, useState } from "preact/hooks";
 import { ApiError, at, get, type BenchmarkRun } from "../api";
+import { t } from "../i18n";
 import { useLive } from "../live";
 import { notify } from "../session";
-import { bytes, line, when } from "../text";
+import { bytes, line, millis, number, when } from "../text";
 import { Badge, Button, Empty, Loaded, Panel, Table } from "../ui/parts";
+import { Rich } from "../ui/rich";
 import { MOST_BYTES, readReport, reportOf, type Report, type Times } from "./report-data";
 
 const MOST_REPORTS = 8;
@@ -17,10 +19,10 @@ export function Reports() {
   const close = (file: string) => setReports((before) => before.filter((one) => one.file !== file));
   const open = async (list: FileList | null) => {
     const chosen = [...(list ?? [])].filter((file) => file.name === "report.json" || list?.length === 1);
-    if (chosen.length === 0) throw new Error("There is no report.json among these files.");
+    if (chosen.length === 0) throw new Error(t.reports.noReport);
     const read = await Promise.all(
       chosen.slice(0, MOST_REPORTS).map(async (file) => {
-        if (file.size > MOST_BYTES) throw new Error(`${line(file.name, 80)} is too large.`);
+        if (file.size > MOST_BYTES) throw new Error(t.reports.tooLarge(line(file.name, 80)));
         return readReport(file.webkitRelativePath || file.name, await file.text());
       }),
     );
@@ -35,20 +37,20 @@ export function Reports() {
   return (
     <>
       <div class="head">
-        <h1>Reports</h1>
-        <Button onClick={() => files.current?.click()}>Open report.json</Button>
+        <h1>{t.app.reports}</h1>
+        <Button onClick={() => files.current?.click()}>{t.reports.open}</Button>
         <Button kind="main" onClick={() => directory.current?.click()}>
-          Open a directory
+          {t.reports.openDirectory}
         </Button>
-        {reports.length > 0 && <Button onClick={() => setReports([])}>Close all</Button>}
+        {reports.length > 0 && <Button onClick={() => setReports([])}>{t.reports.closeAll}</Button>}
       </div>
-      <input ref={files} type="file" accept=".json" multiple hidden aria-label="Reports" onChange={taken} />
-      <input ref={directory} type="file" hidden aria-label="Directory of runs" onChange={taken} {...({ webkitdirectory: true } as object)} />
+      <input ref={files} type="file" accept=".json" multiple hidden aria-label={t.reports.files} onChange={taken} />
+      <input ref={directory} type="file" hidden aria-label={t.reports.directory} onChange={taken} {...({ webkitdirectory: true } as object)} />
       <OfServer opened={reports.map((report) => report.file)} add={add} close={close} />
       {reports.length === 0 ? (
-        <Panel title="Runs">
-          <Empty title="No report is open">
-            A run of <code>cube-bench run</code> leaves a directory with <code>report.json</code>. Several are compared with the first of them. The files stay in this browser.
+        <Panel title={t.reports.runs}>
+          <Empty title={t.reports.none}>
+            <Rich text={t.reports.noneText} />
           </Empty>
         </Panel>
       ) : (
@@ -72,10 +74,10 @@ function OfServer({ opened, add, close }: { opened: string[]; add: (read: Report
   if (live.data?.length === 0) return null;
   const load = async (name: string) => add([reportOf(name, await get<unknown>(at`/benchmarks/${name}`))]);
   return (
-    <Panel title="Runs on the server">
+    <Panel title={t.reports.onServer}>
       <Loaded live={live}>
         {(runs) => (
-          <Table label="Runs on the server" head={["Name", "Written", "#Size", ""]}>
+          <Table label={t.reports.onServer} head={[t.common.name, t.reports.written, `#${t.common.size}`, ""]}>
             {runs.map(({ name, modifiedAt, bytes: size }) => {
               const isOpen = opened.includes(line(name, 120));
               return (
@@ -84,8 +86,8 @@ function OfServer({ opened, add, close }: { opened: string[]; add: (read: Report
                   <td class="nowrap">{when(modifiedAt)}</td>
                   <td class="num">{bytes(size)}</td>
                   <td>
-                    <Button onClick={() => (isOpen ? close(line(name, 120)) : load(name))} pressed={isOpen} label={`Compare ${line(name, 128)}`}>
-                      Compare
+                    <Button onClick={() => (isOpen ? close(line(name, 120)) : load(name))} pressed={isOpen} label={t.reports.compareOf(line(name, 128))}>
+                      {t.reports.compare}
                     </Button>
                   </td>
                 </tr>
@@ -103,8 +105,8 @@ function Comparison({ reports }: { reports: Report[] }) {
   const first = reports[0];
   return (
     <>
-      <Panel title="Runs">
-        <Table label="Runs" head={["Run", "Started", "Host", "Ended", "Gates", "Commit"]}>
+      <Panel title={t.reports.runs}>
+        <Table label={t.reports.runs} head={[t.reports.run, t.reports.started, t.reports.host, t.reports.ended, t.reports.gates, t.reports.commit]}>
           {reports.map((report, at) => (
             <tr key={at}>
               <td>
@@ -113,10 +115,10 @@ function Comparison({ reports }: { reports: Report[] }) {
               </td>
               <td class="nowrap">{when(new Date(report.started).toISOString())}</td>
               <td>
-                <Badge tone={report.grade === "publishable" ? "good" : report.grade === "unfit" ? "bad" : "warn"}>{report.grade || "unknown"}</Badge>
+                <Badge tone={report.grade === "publishable" ? "good" : report.grade === "unfit" ? "bad" : "warn"}>{report.grade || t.reports.unknown}</Badge>
               </td>
               <td>{report.ended}</td>
-              <td>{report.gates.missed ? <Badge tone="bad">{report.gates.missed} not met</Badge> : <span>{report.gates.met} met</span>}</td>
+              <td>{report.gates.missed ? <Badge tone="bad">{t.reports.missed(report.gates.missed)}</Badge> : <span>{t.reports.met(report.gates.met)}</span>}</td>
               <td class="mono">{report.commit || "–"}</td>
             </tr>
           ))}
@@ -124,7 +126,7 @@ function Comparison({ reports }: { reports: Report[] }) {
       </Panel>
       {names.map((name) => (
         <Panel key={name} title={name}>
-          <Table label={`Times of ${name}`} head={["Run", "#n", "#Failed", "#P50", "#P95", "#P99", "#P50 to first"]}>
+          <Table label={t.reports.timesOf(name)} head={[t.reports.run, "#n", `#${t.reports.failed}`, "#P50", "#P95", "#P99", `#${t.reports.toFirst}`]}>
             {reports.map((report, at) => {
               const times = report.phases.find(([phase]) => phase === name)?.[1];
               const base = first?.phases.find(([phase]) => phase === name)?.[1];
@@ -138,7 +140,7 @@ function Comparison({ reports }: { reports: Report[] }) {
 }
 
 function Row({ report, times, base }: { report: Report; times: Times | undefined; base: Times | undefined }) {
-  const ms = (value: number | null | undefined) => (typeof value === "number" ? `${value.toFixed(value < 10 ? 2 : 1)} ms` : "n/a");
+  const ms = (value: number | null | undefined) => (typeof value === "number" ? millis(value / 1000) : t.overview.unknown);
   const ratio = times?.p50_ms && base?.p50_ms ? times.p50_ms / base.p50_ms : undefined;
   return (
     <tr>
@@ -148,7 +150,7 @@ function Row({ report, times, base }: { report: Report; times: Times | undefined
       <td class="num">{ms(times?.p50_ms)}</td>
       <td class="num">{ms(times?.p95_ms)}</td>
       <td class="num">{ms(times?.p99_ms)}</td>
-      <td class={`num ${ratio === undefined ? "" : ratio > 1.05 ? "worse" : ratio < 0.95 ? "better" : ""}`}>{ratio === undefined ? "–" : `× ${ratio.toFixed(2)}`}</td>
+      <td class={`num ${ratio === undefined ? "" : ratio > 1.05 ? "worse" : ratio < 0.95 ? "better" : ""}`}>{ratio === undefined ? "–" : `× ${number(ratio, 2)}`}</td>
     </tr>
   );
 }

@@ -1,8 +1,9 @@
 import { useState } from "preact/hooks";
 import { all, type Listed } from "../api";
+import { t } from "../i18n";
 import { useLive } from "../live";
 import { link } from "../session";
-import { count, line, span, when } from "../text";
+import { line, mebibytes, span, when } from "../text";
 import { Button, Choice, Empty, Field, Loaded, Panel, StateBadge, Table } from "../ui/parts";
 import { NewSandbox } from "./new-sandbox";
 
@@ -14,22 +15,22 @@ export function Sandboxes() {
   return (
     <>
       <div class="head">
-        <h1>Sandboxes</h1>
+        <h1>{t.app.sandboxes}</h1>
         <Button kind="main" onClick={() => setIsNew(true)}>
-          New sandbox
+          {t.sandboxes.new}
         </Button>
       </div>
-      <Panel title="All sandboxes" tools={live.data && <span class="muted">{count(live.data.length, "sandbox", "sandboxes")}</span>}>
+      <Panel title={t.sandboxes.all} tools={live.data && <span class="muted">{t.sandboxes.count(live.data.length)}</span>}>
         <div class="filters">
-          <Field label="Search" type="search" placeholder="id, template or metadata" value={search} onInput={setSearch} />
+          <Field label={t.common.search} type="search" placeholder={t.sandboxes.searchIn} value={search} onInput={setSearch} />
           <Choice
-            label="State"
+            label={t.common.state}
             value={state}
             onInput={setState}
             options={[
-              ["running,paused", "Running and paused"],
-              ["running", "Running"],
-              ["paused", "Paused"],
+              ["running,paused", t.sandboxes.both],
+              ["running", t.sandboxes.running],
+              ["paused", t.sandboxes.paused],
             ]}
           />
         </div>
@@ -45,17 +46,17 @@ function List({ list, search, create }: { list: Listed[]; search: string; create
   const found = list.filter((one) => !wanted || JSON.stringify([one.sandboxID, one.alias, one.templateID, one.metadata]).toLowerCase().includes(wanted));
   if (list.length === 0) {
     return (
-      <Empty title="No sandboxes">
-        A sandbox starts in milliseconds from a template.
+      <Empty title={t.sandboxes.none}>
+        {t.sandboxes.noneText}
         <div>
-          <Button onClick={create}>New sandbox</Button>
+          <Button onClick={create}>{t.sandboxes.new}</Button>
         </div>
       </Empty>
     );
   }
-  if (found.length === 0) return <Empty title={`Nothing matches “${line(search, 60)}”`} />;
+  if (found.length === 0) return <Empty title={t.sandboxes.noMatch(line(search, 60))} />;
   return (
-    <Table label="Sandboxes" head={["Sandbox", "State", "Template", "Started", "Ends in", "Size", "Metadata"]}>
+    <Table label={t.app.sandboxes} head={[t.sandboxes.sandbox, t.common.state, t.sandboxes.template, t.sandboxes.started, t.sandboxes.endsIn, t.common.size, t.sandboxes.metadata]}>
       {found.map((one) => (
         <tr key={one.sandboxID}>
           <td>
@@ -70,11 +71,11 @@ function List({ list, search, create }: { list: Listed[]; search: string; create
             <span class="guest">{line(one.alias ?? one.templateID, 80)}</span>
           </td>
           <td class="nowrap" title={when(one.startedAt)}>
-            {span(one.startedAt)} ago
+            {t.sandboxes.ago(span(one.startedAt))}
           </td>
           <td class="nowrap">{one.state === "running" ? span(one.endAt) : "–"}</td>
           <td class="nowrap">
-            {one.cpuCount} vCPU, {one.memoryMB} MiB
+            {t.common.machine(one.cpuCount, mebibytes(one.memoryMB), "")}
           </td>
           <td>
             <span class="guest muted">

@@ -1,24 +1,26 @@
 import { all, type Secret } from "../api";
+import { t } from "../i18n";
 import { useLive } from "../live";
 import { line, when } from "../text";
 import { Empty, Loaded, Panel, Table } from "../ui/parts";
+import { Rich } from "../ui/rich";
 
 export function Secrets() {
   const live = useLive(() => all<Secret>("/secrets"), 5000);
   return (
     <>
       <div class="head">
-        <h1>Secrets</h1>
+        <h1>{t.app.secrets}</h1>
       </div>
-      <Panel title="Names" tools={<span class="muted">values never leave the server</span>}>
+      <Panel title={t.secrets.names} tools={<span class="muted">{t.secrets.stay}</span>}>
         <Loaded live={live}>
           {(secrets) =>
             secrets.length === 0 ? (
-              <Empty title="No secrets">
-                The egress proxy adds them to requests of sandboxes, which never see them. Make one with <code>cube secret create NAME</code>.
+              <Empty title={t.secrets.none}>
+                <Rich text={t.secrets.noneText} />
               </Empty>
             ) : (
-              <Table label="Secrets" head={["Name", "Id", "#Version", "Created", "Changed"]}>
+              <Table label={t.app.secrets} head={[t.common.name, t.common.id, `#${t.secrets.version}`, t.common.created, t.secrets.changed]}>
                 {secrets.map((secret) => (
                   <tr key={secret.secretID}>
                     <td>

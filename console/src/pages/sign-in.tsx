@@ -1,8 +1,10 @@
 import { useState } from "preact/hooks";
 import { get } from "../api";
+import { t } from "../i18n";
 import { key, refusal } from "../session";
 import { line } from "../text";
 import { Field } from "../ui/parts";
+import { Rich } from "../ui/rich";
 
 export function SignIn() {
   const [typed, setTyped] = useState("");
@@ -17,18 +19,18 @@ export function SignIn() {
   return (
     <div class="panel sign-in">
       <form class="dialog-body" onSubmit={submit}>
-        <h1>Sign in to this server</h1>
-        <Field label="API key" type="password" value={typed} onInput={setTyped} hint="This tab keeps the key, also when you reload the page. “Forget key” or closing the tab removes it; other tabs do not get it." />
+        <h1>{t.signIn.title}</h1>
+        <Field label={t.signIn.key} type="password" value={typed} onInput={setTyped} hint={t.signIn.hint} />
         {refusal.value && (
           <p class="failure" role="alert">
             {line(refusal.value)}
           </p>
         )}
         <button type="submit" class="main" disabled={!typed.trim()}>
-          Open the console
+          {t.signIn.open}
         </button>
         <p class="hint">
-          New key: <code>cube-api key new NAME --scope …</code>. With <code>metrics:read</code> the overview shows the server's figures.
+          <Rich text={t.signIn.make} />
         </p>
       </form>
     </div>

@@ -1,9 +1,10 @@
 // Templates, the sandboxes of each, the snapshots of each sandbox, and so on.
 import { useState } from "preact/hooks";
 import { all, at, get, remove, type Listed, type Snapshot, type Template } from "../api";
+import { t } from "../i18n";
 import { useLive } from "../live";
 import { link, notify } from "../session";
-import { bytes, count, line, when } from "../text";
+import { bytes, line, when } from "../text";
 import { Badge, Button, Dialog, Empty, Loaded, Panel, StateBadge } from "../ui/parts";
 import { nameOf } from "./names";
 import { NewSandbox } from "./new-sandbox";
@@ -26,32 +27,32 @@ export function Snapshots() {
   return (
     <>
       <div class="head">
-        <h1>Snapshots</h1>
+        <h1>{t.app.snapshots}</h1>
       </div>
-      <Panel title="Snapshots by origin" tools={live.data && <span class="muted">{count(live.data.snapshots.length, "snapshot")}</span>}>
+      <Panel title={t.snapshots.byOrigin} tools={live.data && <span class="muted">{t.snapshots.count(live.data.snapshots.length)}</span>}>
         <Loaded live={live}>{(forest) => <Trees forest={forest} drop={setGone} start={setFrom} />}</Loaded>
       </Panel>
       {from && <NewSandbox from={from.snapshotID} onClose={() => setFrom(undefined)} />}
       {gone && (
         <Dialog
-          title="Delete the snapshot?"
+          title={t.snapshots.deleteAsk}
           onClose={() => setGone(undefined)}
           action={
             <Button
               kind="danger"
               onClick={async () => {
                 await remove(at`/templates/${gone.snapshotID}`);
-                notify("good", "The snapshot was deleted.");
+                notify("good", t.snapshots.deleted);
                 setGone(undefined);
                 live.reload();
               }}
             >
-              Delete
+              {t.common.delete}
             </Button>
           }
         >
           <p class="mono">{line(gone.names[0] ?? gone.snapshotID, 120)}</p>
-          <p class="muted">Sandboxes that were started from it keep running.</p>
+          <p class="muted">{t.snapshots.deleteText}</p>
         </Dialog>
       )}
     </>
@@ -61,25 +62,25 @@ export function Snapshots() {
 function Trees({ forest, drop, start }: Omit<Node, "deep">) {
   const { templates, sandboxes, snapshots } = forest;
   if (snapshots.length === 0) {
-    return <Empty title="No snapshots">Take one on the page of a running sandbox: new sandboxes can then start from that state.</Empty>;
+    return <Empty title={t.snapshots.none}>{t.snapshots.noneText}</Empty>;
   }
   const known = new Set(sandboxes.map((one) => one.sandboxID));
   const orphans = snapshots.filter((one) => !one.sourceSandboxID || !known.has(one.sourceSandboxID));
   const isSnapshot = new Set(snapshots.map((one) => one.snapshotID));
   const roots = templates.filter((one) => !isSnapshot.has(one.templateID) && sandboxes.some((sandbox) => sandbox.templateID === one.templateID));
   return (
-    <ul class="tree" aria-label="Snapshots by their origin">
+    <ul class="tree" aria-label={t.snapshots.tree}>
       {roots.map((template) => (
         <li key={template.templateID}>
           <div class="row">
-            <Badge tone="calm">template</Badge>
+            <Badge tone="calm">{t.snapshots.template}</Badge>
             <a href={link("templates", template.templateID)}>{line(nameOf(template), 80)}</a>
           </div>
           <OfTemplate id={template.templateID} forest={forest} drop={drop} start={start} deep={0} />
         </li>
       ))}
       {orphans.map((one) => (
-        <SnapshotNode key={one.snapshotID} snapshot={one} forest={forest} drop={drop} start={start} deep={0} note={one.sourceSandboxID ? `of the ended sandbox ${one.sourceSandboxID}` : "of an unknown sandbox"} />
+        <SnapshotNode key={one.snapshotID} snapshot={one} forest={forest} drop={drop} start={start} deep={0} note={one.sourceSandboxID ? t.snapshots.ofEnded(one.sourceSandboxID) : t.snapshots.ofUnknown} />
       ))}
     </ul>
   );
@@ -125,18 +126,18 @@ function SnapshotNode({ snapshot, forest, drop, start, deep, note }: Node & { sn
   return (
     <li>
       <div class="row">
-        <Badge tone="info">snapshot</Badge>
+        <Badge tone="info">{t.snapshots.snapshot}</Badge>
         <span class="guest">
           <strong>{line(snapshot.names.join(", ") || snapshot.snapshotID, 160)}</strong>
         </span>
         <span class="muted">
           {[snapshot.createdAt && when(snapshot.createdAt), snapshot.storedBytes !== undefined && bytes(snapshot.storedBytes), note].filter(Boolean).join(" · ")}
         </span>
-        <Button label={`Start a sandbox from the snapshot ${line(snapshot.names[0] ?? snapshot.snapshotID, 60)}`} onClick={() => start(snapshot)}>
-          Start a sandbox
+        <Button label={t.snapshots.startOf(line(snapshot.names[0] ?? snapshot.snapshotID, 60))} onClick={() => start(snapshot)}>
+          {t.snapshots.start}
         </Button>
-        <Button kind="danger" label={`Delete the snapshot ${line(snapshot.names[0] ?? snapshot.snapshotID, 60)}`} onClick={() => drop(snapshot)}>
-          Delete
+        <Button kind="danger" label={t.snapshots.deleteOf(line(snapshot.names[0] ?? snapshot.snapshotID, 60))} onClick={() => drop(snapshot)}>
+          {t.common.delete}
         </Button>
       </div>
       <OfTemplate id={snapshot.snapshotID} forest={forest} drop={drop} start={start} deep={deep} />

@@ -1,9 +1,11 @@
 import { useState } from "preact/hooks";
 import { ask, at, get, post, remove, type Tag, type Template, type TemplateBuild } from "../api";
+import { t } from "../i18n";
 import { useLive } from "../live";
 import { arrival, go, link, notify, route } from "../session";
-import { bytes, line, when } from "../text";
+import { bytes, line, mebibytes, number, when } from "../text";
 import { Badge, Button, Dialog, Empty, Field, Loaded, Panel, StateBadge, Table } from "../ui/parts";
+import { Rich } from "../ui/rich";
 import { BuildForm, BuildLog } from "./build";
 import { nameOf } from "./names";
 import { NewSandbox } from "./new-sandbox";
@@ -21,20 +23,20 @@ function List() {
   return (
     <>
       <div class="head">
-        <h1>Templates</h1>
+        <h1>{t.app.templates}</h1>
         <Button kind="main" onClick={() => go("templates", "new")}>
-          Build a template
+          {t.templates.build}
         </Button>
       </div>
-      <Panel title="All templates">
+      <Panel title={t.templates.all}>
         <Loaded live={live}>
           {(all) =>
             all.length === 0 ? (
-              <Empty title="No templates">
-                Build one from an image, or install those of this project: <code>cargo xtask prepare</code>.
+              <Empty title={t.templates.none}>
+                <Rich text={t.templates.noneText} />
               </Empty>
             ) : (
-              <Table label="Templates" head={["Name", "Build", "Size", "#On disk", "#Starts", "#Builds", "Updated"]}>
+              <Table label={t.app.templates} head={[t.common.name, t.templates.buildState, t.common.size, `#${t.templates.onDisk}`, `#${t.templates.starts}`, `#${t.templates.builds}`, t.templates.updated]}>
                 {all.map((one) => (
                   <tr key={one.templateID}>
                     <td>
@@ -47,19 +49,18 @@ function List() {
                             +{one.names.length - 1}
                           </span>
                         )}
-                        {one.installed && <Badge tone="calm">installed</Badge>}
+                        {one.installed && <Badge tone="calm">{t.templates.installed}</Badge>}
                       </div>
                     </td>
                     <td>
                       <StateBadge state={one.buildStatus} />
                     </td>
                     <td class="nowrap">
-                      {one.cpuCount} vCPU, {one.memoryMB} MiB
-                      {one.diskSizeMB > 0 && `, disk ${one.diskSizeMB} MiB`}
+                      {t.common.machine(one.cpuCount, mebibytes(one.memoryMB), one.diskSizeMB > 0 ? mebibytes(one.diskSizeMB) : "")}
                     </td>
                     <td class="num">{bytes(one.storedBytes)}</td>
-                    <td class="num">{one.spawnCount}</td>
-                    <td class="num">{one.buildCount}</td>
+                    <td class="num">{number(one.spawnCount)}</td>
+                    <td class="num">{number(one.buildCount)}</td>
                     <td class="nowrap">{when(one.updatedAt)}</td>
                   </tr>
                 ))}
@@ -99,18 +100,18 @@ function One({ id }: { id: string }) {
   const again = async () => {
     const arrive = arrival();
     const made = await post<{ templateID: string; buildID: string }>(at`/templates/${id}/redo`, {});
-    arrive(`Building ${name} again.`, "templates", made.templateID, made.buildID);
+    arrive(t.templates.buildingAgain(name), "templates", made.templateID, made.buildID);
   };
   return (
     <>
       <div class="head">
         <h1>{line(name, 120)}</h1>
-        {isInstalled && <Badge tone="calm">installed</Badge>}
-        {live.data && live.data.names.length > 0 && <Button onClick={() => setIsNew(true)}>Start a sandbox</Button>}
-        {live.data && !isInstalled && <Button onClick={again}>Build again</Button>}
+        {isInstalled && <Badge tone="calm">{t.templates.installed}</Badge>}
+        {live.data && live.data.names.length > 0 && <Button onClick={() => setIsNew(true)}>{t.templates.start}</Button>}
+        {live.data && !isInstalled && <Button onClick={again}>{t.templates.again}</Button>}
         {live.data && !isInstalled && (
           <Button kind="danger" onClick={() => setGone(true)}>
-            Delete
+            {t.common.delete}
           </Button>
         )}
         <p class="sub mono">{line(id, 60)}</p>
@@ -119,11 +120,11 @@ function One({ id }: { id: string }) {
         {({ builds, tags }) => (
           <>
             <Tags name={name} tags={tags} reload={live.reload} />
-            <Panel title="Builds">
+            <Panel title={t.templates.builds}>
               {builds.length === 0 ? (
-                <Empty title="No builds">{isInstalled ? "The operator of this server installed this template. It can be used, and not changed, here." : "No build was started."}</Empty>
+                <Empty title={t.templates.noBuilds}>{isInstalled ? t.templates.noBuildsInstalled : t.templates.noBuildsText}</Empty>
               ) : (
-                <Table label="Builds" head={["Build", "State", "Size", "Begun", "Ended"]}>
+                <Table label={t.templates.builds} head={[t.templates.buildState, t.common.state, t.common.size, t.templates.begun, t.templates.ended]}>
                   {builds.map((build) => (
                     <tr key={build.buildID}>
                       <td>
@@ -135,7 +136,7 @@ function One({ id }: { id: string }) {
                         <StateBadge state={build.status} />
                       </td>
                       <td class="nowrap">
-                        {build.cpuCount} vCPU, {build.memoryMB} MiB
+                        {t.common.machine(build.cpuCount, mebibytes(build.memoryMB), "")}
                       </td>
                       <td class="nowrap">{when(build.createdAt)}</td>
                       <td class="nowrap">{when(build.finishedAt)}</td>
@@ -150,7 +151,7 @@ function One({ id }: { id: string }) {
       {isNew && live.data && <NewSandbox from={live.data.names[0] ?? id} onClose={() => setIsNew(false)} />}
       {gone && (
         <Dialog
-          title={`Delete ${line(name, 60)}?`}
+          title={t.templates.deleteAsk(line(name, 60))}
           onClose={() => setGone(false)}
           action={
             <Button
@@ -158,14 +159,14 @@ function One({ id }: { id: string }) {
               onClick={async () => {
                 const arrive = arrival();
                 await remove(at`/templates/${id}`);
-                arrive(`${name} was deleted.`, "templates");
+                arrive(t.templates.deleted(name), "templates");
               }}
             >
-              Delete
+              {t.common.delete}
             </Button>
           }
         >
-          <p>Removes all of its builds and tags. Running sandboxes keep running.</p>
+          <p>{t.templates.deleteText}</p>
         </Dialog>
       )}
     </>
@@ -176,16 +177,16 @@ function Tags({ name, tags, reload }: { name: string; tags: Tag[]; reload: () =>
   const [tag, setTag] = useState("");
   const assign = async () => {
     await post("/templates/tags", { target: name, tags: [tag.trim()] });
-    notify("good", `${name}:${tag.trim()} names the build of ${name}.`);
+    notify("good", t.templates.tagged(name, tag.trim()));
     setTag("");
     reload();
   };
   return (
-    <Panel title="Tags">
+    <Panel title={t.templates.tags}>
       {tags.length === 0 ? (
-        <Empty title="No tags" />
+        <Empty title={t.templates.noTags} />
       ) : (
-        <Table label="Tags" head={["Tag", "Build", "Since", ""]}>
+        <Table label={t.templates.tags} head={[t.templates.tag, t.templates.buildState, t.templates.since, ""]}>
           {tags.map((one) => (
             <tr key={one.tag}>
               <td>
@@ -197,13 +198,13 @@ function Tags({ name, tags, reload }: { name: string; tags: Tag[]; reload: () =>
                 {one.tag !== "default" && (
                   <Button
                     kind="danger"
-                    label={`Remove the tag ${line(one.tag, 60)}`}
+                    label={t.templates.removeTag(line(one.tag, 60))}
                     onClick={async () => {
                       await ask("DELETE", "/templates/tags", { name, tags: [one.tag] });
                       reload();
                     }}
                   >
-                    Remove
+                    {t.common.remove}
                   </Button>
                 )}
               </td>
@@ -212,9 +213,9 @@ function Tags({ name, tags, reload }: { name: string; tags: Tag[]; reload: () =>
         </Table>
       )}
       <div class="filters">
-        <Field label="New tag" value={tag} onInput={setTag} />
+        <Field label={t.templates.newTag} value={tag} onInput={setTag} />
         <Button onClick={assign} disabled={!tag.trim()}>
-          Assign
+          {t.templates.assign}
         </Button>
       </div>
     </Panel>

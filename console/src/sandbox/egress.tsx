@@ -1,11 +1,12 @@
 // What a sandbox may reach, and what it was refused, as it happens.
 import { useState } from "preact/hooks";
 import { ask, at, get, type Detail, type NetworkEvent } from "../api";
+import { named, t } from "../i18n";
 import { useLive } from "../live";
 import { notify } from "../session";
-import { bytes, clock, count, line } from "../text";
+import { bytes, clock, line } from "../text";
 import { Badge, Button, Choice, Dialog, Empty, Facts, Field, Loaded, Panel, Table } from "../ui/parts";
-import { allowing, difference, policyOf, refusedHost, restText, updateOf, whyFixed, type Policy, type Rest } from "./policy";
+import { allowing, difference, policyOf, refusedHost, REST, updateOf, whyFixed, type Policy, type Rest } from "./policy";
 
 const EVERY_MS = 1000;
 
@@ -13,17 +14,17 @@ export function Egress({ id, detail, reload }: { id: string; detail: Detail; rel
   const [draft, setDraft] = useState<Policy>();
   const live = useLive((signal) => get<NetworkEvent[]>(at`/sandboxes/${id}/network/events`, signal), EVERY_MS, [id]);
   const policy = policyOf(detail);
-  const fixed = detail.state === "running" ? whyFixed(detail) : "Resume the sandbox to change its policy.";
+  const fixed = detail.state === "running" ? whyFixed(detail) : t.network.resumeFirst;
   return (
     <>
       <InForce policy={policy} detail={detail} fixed={fixed} change={() => setDraft(policy)} />
-      <Panel title="Refused traffic and requests under rules" tools={<Badge tone="info">live</Badge>}>
+      <Panel title={t.network.events} tools={<Badge tone="info">{t.common.live}</Badge>}>
         <Loaded live={live}>
           {(events) =>
             events.length ? (
               <Events events={events} policy={policy} allow={fixed === undefined ? (host) => setDraft(allowing(policy, host)) : undefined} />
             ) : (
-              <Empty title="Nothing was refused">Refused packets and requests appear here, and requests that a header rule applies to.</Empty>
+              <Empty title={t.network.none}>{t.network.noneText}</Empty>
             )
           }
         </Loaded>
@@ -37,29 +38,29 @@ function InForce({ policy, detail, fixed, change }: { policy: Policy; detail: De
   const { network } = detail;
   const list = (values: string[]) => <span class="guest">{values.length ? values.map((value) => line(value, 80)).join(", ") : "–"}</span>;
   const more: [string, string[]][] = [
-    ["Headers added for", Object.keys(network?.rules ?? {})],
-    ["DNS servers", network?.dnsServers ?? []],
-    ["Proxy", network?.egressProxy ? ["all connections"] : []],
+    [t.network.headersFor, Object.keys(network?.rules ?? {})],
+    [t.network.dns, network?.dnsServers ?? []],
+    [t.network.proxy, network?.egressProxy ? [t.network.allConnections] : []],
   ];
   return (
     <Panel
-      title="Policy in force"
+      title={t.network.inForce}
       tools={
         <>
-          <Badge tone="calm">{policy.isOwn ? "set for this sandbox" : "server's default"}</Badge>
+          <Badge tone="calm">{policy.isOwn ? t.network.own : t.network.serverDefault}</Badge>
           <Button onClick={change} disabled={fixed !== undefined}>
-            Change
+            {t.network.change}
           </Button>
         </>
       }
     >
       <Facts
         of={[
-          ["Allowed", list(policy.allowed)],
-          ["Denied", list(policy.denied)],
-          ["Everything else", restText(policy.rest)],
+          [t.network.allowed, list(policy.allowed)],
+          [t.network.denied, list(policy.denied)],
+          [t.network.rest, t.network.restTexts[policy.rest]],
           ...more.filter(([, values]) => values.length > 0).map(([name, values]): [string, preact.ComponentChildren] => [name, list(values)]),
-          ["Inbound ports", network?.allowPublicTraffic === false ? "need the traffic token" : "open to clients of this server"],
+          [t.network.inbound, network?.allowPublicTraffic === false ? t.network.needToken : t.network.openPorts],
         ]}
       />
       {fixed && <p class="pad muted">{fixed}</p>}
@@ -79,40 +80,36 @@ function Change({ detail, before, draft, onClose, reload }: { detail: Detail; be
   const isSame = changes.every(([mark]) => mark === " ");
   const apply = async () => {
     await ask("PUT", at`/sandboxes/${detail.sandboxID}/network`, updateOf(after, detail));
-    notify("good", "The new network policy is in force.");
+    notify("good", t.network.changed);
     onClose();
     reload();
   };
   return (
     <Dialog
-      title="Network policy"
+      title={t.network.policy}
       onClose={onClose}
       action={
         <Button kind="main" onClick={apply} disabled={isSame}>
-          Apply
+          {t.network.apply}
         </Button>
       }
     >
-      <Field label="Allow" isLong value={allowed} onInput={setAllowed} hint="Host names, addresses or CIDR blocks, one per line. Takes precedence over Deny. Names need “everything else” to be refused." />
-      <Field label="Deny" isLong value={denied} onInput={setDenied} hint="Addresses or CIDR blocks, one per line." />
+      <Field label={t.network.allow} isLong value={allowed} onInput={setAllowed} hint={t.network.allowHint} />
+      <Field label={t.network.deny} isLong value={denied} onInput={setDenied} hint={t.network.denyHint} />
       <Choice
-        label="Everything else"
+        label={t.network.rest}
         value={rest}
         onInput={(value) => setRest(value as Rest)}
-        options={[
-          ["default", "Server's default"],
-          ["nothing", "Refuse"],
-          ["internet", "Allow the internet, not private ranges"],
-        ]}
+        options={REST.map((rest) => [rest, t.network.restOptions[rest]])}
       />
       <div>
-        <p class="label">New policy</p>
-        <pre class="difference" tabIndex={0} aria-label="New policy">
+        <p class="label">{t.network.newPolicy}</p>
+        <pre class="difference" tabIndex={0} aria-label={t.network.newPolicy}>
           {changes.map(([mark, text]) => (
             <span key={mark + text} class={{ "+": "better", "-": "worse", " ": "" }[mark]}>{`${mark} ${line(text, 200)}\n`}</span>
           ))}
         </pre>
-        <p class="hint">Applies at once, also to open connections. Header rules, DNS servers and the proxy stay as they are.</p>
+        <p class="hint">{t.network.newPolicyHint}</p>
       </div>
     </Dialog>
   );
@@ -121,8 +118,8 @@ function Change({ detail, before, draft, onClose, reload }: { detail: Detail; be
 function Events({ events, policy, allow }: { events: NetworkEvent[]; policy: Policy; allow: ((host: string) => void) | undefined }) {
   return (
     <div aria-live="polite">
-      <span class="sr">{count(events.length, "event")}</span>
-      <Table label="Refused traffic and requests under rules" head={["Time", "Verdict", "Destination", "Protocol", "Request", "#Times", ""]}>
+      <span class="sr">{t.network.count(events.length)}</span>
+      <Table label={t.network.events} head={[t.network.time, t.network.verdict, t.network.destination, t.network.protocol, t.network.request, `#${t.network.times}`, ""]}>
         {[...events].reverse().map((event) => {
           const host = refusedHost(event, policy);
           return (
@@ -140,8 +137,8 @@ function Events({ events, policy, allow }: { events: NetworkEvent[]; policy: Pol
               <td class="num">{event.count}</td>
               <td>
                 {allow && host && !policy.allowed.includes(host) && (
-                  <Button onClick={() => allow(host)} label={`Allow ${line(host, 80)}`}>
-                    Allow this host
+                  <Button onClick={() => allow(host)} label={t.network.allowOf(line(host, 80))}>
+                    {t.network.allowHost}
                   </Button>
                 )}
               </td>
@@ -153,24 +150,10 @@ function Events({ events, policy, allow }: { events: NetworkEvent[]; policy: Pol
   );
 }
 
-/** Reasons of refusals, in words. Those of `netisolation::Reason` that are not listed explain themselves. */
-const REASONS: Record<string, string> = {
-  policy: "not allowed",
-  name: "name not allowed",
-  forbidden: "reserved range",
-  host: "address of the host",
-  dns: "other DNS server",
-  not_ip: "not IP",
-  rebinding: "name leads to a reserved address",
-  unsolicited: "no open connection",
-  flows: "too many connections",
-  no_route: "no route",
-};
-
 function verdict(event: NetworkEvent) {
-  if (event.call && !event.call.refused && event.reason === "none") return <Badge tone="good">rule applied</Badge>;
-  const reason = event.call?.refused ?? REASONS[event.reason] ?? event.reason;
-  return <Badge tone="bad">refused: {line(reason, 60)}</Badge>;
+  if (event.call && !event.call.refused && event.reason === "none") return <Badge tone="good">{t.network.applied}</Badge>;
+  const reason = event.call?.refused ?? named(t.network.reasons, event.reason) ?? event.reason;
+  return <Badge tone="bad">{t.network.refused(line(reason, 60))}</Badge>;
 }
 
 function Call({ call }: { call: NonNullable<NetworkEvent["call"]> }) {
@@ -178,9 +161,10 @@ function Call({ call }: { call: NonNullable<NetworkEvent["call"]> }) {
     <span class="guest">
       {call.method && <code>{`${line(call.method, 12)} ${line(call.path, 200)}`}</code>}
       <span class="muted">
-        {call.status ? ` ${call.status}` : ""} {bytes(call.bytesOut)} out, {bytes(call.bytesIn)} in
-        {call.rule ? `, rule ${line(call.rule, 60)}` : ""}
-        {call.secrets?.length ? `, secret ${call.secrets.map((name) => line(name, 40)).join(", ")}` : ""}
+        {call.status ? ` ${call.status} ` : " "}
+        {t.network.traffic(bytes(call.bytesOut), bytes(call.bytesIn))}
+        {call.rule ? t.network.rule(line(call.rule, 60)) : ""}
+        {call.secrets?.length ? t.network.secrets(call.secrets.map((name) => line(name, 40)).join(", ")) : ""}
       </span>
     </span>
   );

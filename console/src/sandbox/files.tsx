@@ -1,8 +1,9 @@
 import { useRef, useState } from "preact/hooks";
 import { call, download, guestOf, list, upload, type Entry, type Guest } from "../envd";
+import { t } from "../i18n";
 import { useLive } from "../live";
 import { notify } from "../session";
-import { bytes, count, line, when } from "../text";
+import { bytes, line, when } from "../text";
 import { Button, Choice, Dialog, Empty, Field, Loaded, Panel, Table } from "../ui/parts";
 
 interface Transfer {
@@ -43,7 +44,7 @@ export function Files({ id }: { id: string }) {
     if (!guest) return;
     for (const file of [...(files ?? [])]) {
       await moved(file.name, (progress, signal) => upload(guest, inside(path, file.name), user, file, progress, signal));
-      notify("good", `Uploaded ${line(file.name, 80)}.`);
+      notify("good", t.files.uploaded(line(file.name, 80)));
     }
     live.reload();
   };
@@ -58,13 +59,13 @@ export function Files({ id }: { id: string }) {
     });
   return (
     <Panel
-      title="Files"
+      title={t.files.title}
       tools={
         <>
-          <Button onClick={live.reload}>Reload</Button>
-          <Button onClick={() => setIsNew(true)}>New directory</Button>
+          <Button onClick={live.reload}>{t.common.reload}</Button>
+          <Button onClick={() => setIsNew(true)}>{t.files.newDirectory}</Button>
           <Button kind="main" onClick={() => picker.current?.click()} disabled={!live.data}>
-            Upload
+            {t.files.upload}
           </Button>
         </>
       }
@@ -74,7 +75,7 @@ export function Files({ id }: { id: string }) {
         type="file"
         multiple
         hidden
-        aria-label="Files to upload"
+        aria-label={t.files.toUpload}
         onChange={(event) => {
           const input = event.currentTarget;
           void put(input.files)
@@ -85,7 +86,7 @@ export function Files({ id }: { id: string }) {
       <div class="filters">
         <Crumbs path={path} open={setPath} />
         <Choice
-          label="As user"
+          label={t.files.asUser}
           value={user}
           onInput={setUser}
           options={[
@@ -97,9 +98,9 @@ export function Files({ id }: { id: string }) {
       {transfer && (
         <div class="progress" role="status">
           <span class="guest">{line(transfer.name, 60)}</span>
-          <progress aria-label="Part transferred" {...(transfer.total ? { value: transfer.done, max: transfer.total } : {})} />
+          <progress aria-label={t.files.part} {...(transfer.total ? { value: transfer.done, max: transfer.total } : {})} />
           <span class="num">{bytes(transfer.done)}</span>
-          <Button onClick={transfer.stop}>Stop</Button>
+          <Button onClick={transfer.stop}>{t.files.stop}</Button>
         </div>
       )}
       <div
@@ -117,13 +118,13 @@ export function Files({ id }: { id: string }) {
       >
         <Loaded live={live}>
           {({ guest, entries }) =>
-            entries.length === 0 ? <Empty title="This directory is empty">Drop files here to upload them.</Empty> : <Entries entries={entries} open={setPath} take={(entry) => take(guest, entry)} drop={setGone} />
+            entries.length === 0 ? <Empty title={t.files.empty}>{t.files.emptyText}</Empty> : <Entries entries={entries} open={setPath} take={(entry) => take(guest, entry)} drop={setGone} />
           }
         </Loaded>
       </div>
       {gone && live.data && (
         <Dialog
-          title="Remove?"
+          title={t.files.removeAsk}
           onClose={() => setGone(undefined)}
           action={
             <Button
@@ -134,7 +135,7 @@ export function Files({ id }: { id: string }) {
                 live.reload();
               }}
             >
-              Remove
+              {t.common.remove}
             </Button>
           }
         >
@@ -159,9 +160,9 @@ function Crumbs({ path, open }: { path: string; open: (path: string) => void }) 
   const parts = path.split("/").filter(Boolean);
   return (
     <div class="field">
-      <span class="label">Directory</span>
+      <span class="label">{t.files.directory}</span>
       <div class="crumbs">
-        <button type="button" aria-label="Root directory" onClick={() => open("/")}>
+        <button type="button" aria-label={t.files.root} onClick={() => open("/")}>
           /
         </button>
         {parts.map((part, at) => (
@@ -183,7 +184,7 @@ function Entries({ entries, open, take, drop }: { entries: Entry[]; open: (path:
   const sorted = [...entries].sort((a, b) => Number(isDirectory(b)) - Number(isDirectory(a))).slice(0, MOST_ROWS);
   return (
     <>
-      <Table label="Entries" head={["Name", "#Size", "Permissions", "Owner", "Modified", ""]}>
+      <Table label={t.files.entries} head={[t.common.name, `#${t.common.size}`, t.files.permissions, t.files.owner, t.files.modified, ""]}>
         {sorted.map((entry) => (
           <tr key={entry.path}>
             <td>
@@ -203,19 +204,19 @@ function Entries({ entries, open, take, drop }: { entries: Entry[]; open: (path:
             <td>
               <div class="tools">
                 {entry.type === "FILE_TYPE_FILE" && (
-                  <Button onClick={() => take(entry)} label={`Download ${line(entry.name, 80)}`}>
-                    Download
+                  <Button onClick={() => take(entry)} label={t.files.downloadOf(line(entry.name, 80))}>
+                    {t.files.download}
                   </Button>
                 )}
-                <Button kind="danger" onClick={() => drop(entry)} label={`Remove ${line(entry.name, 80)}`}>
-                  Remove
+                <Button kind="danger" onClick={() => drop(entry)} label={t.files.removeOf(line(entry.name, 80))}>
+                  {t.common.remove}
                 </Button>
               </div>
             </td>
           </tr>
         ))}
       </Table>
-      {entries.length > MOST_ROWS && <p class="pad muted">{count(entries.length - MOST_ROWS, "further entry", "further entries")} not shown.</p>}
+      {entries.length > MOST_ROWS && <p class="pad muted">{t.files.notShown(entries.length - MOST_ROWS)}</p>}
     </>
   );
 }
@@ -229,15 +230,15 @@ function NewDirectory({ at, guest, user, onClose, done }: { at: string; guest: G
   };
   return (
     <Dialog
-      title="New directory"
+      title={t.files.newDirectory}
       onClose={onClose}
       action={
         <Button kind="main" onClick={make} disabled={!name.trim()}>
-          Make
+          {t.files.make}
         </Button>
       }
     >
-      <Field label="Name" value={name} onInput={setName} />
+      <Field label={t.common.name} value={name} onInput={setName} />
     </Dialog>
   );
 }

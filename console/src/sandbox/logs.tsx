@@ -1,5 +1,6 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { at, get, type LogEntry } from "../api";
+import { named, t } from "../i18n";
 import { useLive } from "../live";
 import { clock, output } from "../text";
 import { Empty, Field, Loaded, Panel } from "../ui/parts";
@@ -9,11 +10,11 @@ export function Logs({ id }: { id: string }) {
   const query = `?direction=backward&limit=500&search=${encodeURIComponent(search)}`;
   const live = useLive(async (signal) => (await get<{ logs: LogEntry[] }>(at`/v2/sandboxes/${id}/logs` + query, signal)).logs.reverse(), 2000, [id, search]);
   return (
-    <Panel title="Log" tools={<span class="muted">events of its life, refused traffic, console</span>}>
+    <Panel title={t.logs.title} tools={<span class="muted">{t.logs.what}</span>}>
       <div class="filters">
-        <Field label="Search" type="search" value={search} onInput={setSearch} />
+        <Field label={t.common.search} type="search" value={search} onInput={setSearch} />
       </div>
-      <Loaded live={live}>{(entries) => (entries.length ? <Lines entries={entries} tall /> : <Empty title={search ? "No line has this text" : "No lines yet"} />)}</Loaded>
+      <Loaded live={live}>{(entries) => (entries.length ? <Lines entries={entries} tall /> : <Empty title={search ? t.logs.noMatch : t.logs.none} />)}</Loaded>
     </Panel>
   );
 }
@@ -31,11 +32,11 @@ export function Lines({ entries, tall = false }: { entries: LogEntry[]; tall?: b
     if (element) follows.current = element.scrollHeight - element.scrollTop - element.clientHeight < 40;
   };
   return (
-    <div ref={box} class={tall ? "log tall" : "log"} role="log" aria-label="Lines" aria-live="off" tabIndex={0} onScroll={scrolled}>
+    <div ref={box} class={tall ? "log tall" : "log"} role="log" aria-label={t.logs.lines} aria-live="off" tabIndex={0} onScroll={scrolled}>
       {entries.map((entry, at) => (
         <div key={at} class={["warn", "error"].includes(entry.level) ? entry.level : ""}>
           <time>{clock(entry.timestamp)}</time>
-          <span class="level">{["debug", "info", "warn", "error"].includes(entry.level) ? entry.level : ""}</span>
+          <span class="level">{named(t.logs.levels, entry.level)}</span>
           <span class="guest">{output(entry.message, 4000)}</span>
         </div>
       ))}

@@ -1,15 +1,17 @@
 import { useMemo } from "preact/hooks";
 import { at, get, type Metric } from "../api";
+import { t } from "../i18n";
+import { language } from "../i18n/language";
 import { useLive } from "../live";
-import { bytes } from "../text";
+import { bytes, percent } from "../text";
 import { Empty, Loaded, Panel } from "../ui/parts";
 import { Series } from "../ui/series";
 
 export function Metrics({ id }: { id: string }) {
   const live = useLive((signal) => get<Metric[]>(at`/sandboxes/${id}/metrics`, signal), 5000, [id]);
   return (
-    <Panel title="Use" tools={<span class="muted">sampled on the host every 5 s</span>}>
-      <Loaded live={live}>{(samples) => (samples.length < 2 ? <Empty title="No samples yet">The first ones come within ten seconds.</Empty> : <Charts samples={samples} />)}</Loaded>
+    <Panel title={t.metrics.title} tools={<span class="muted">{t.metrics.sampled}</span>}>
+      <Loaded live={live}>{(samples) => (samples.length < 2 ? <Empty title={t.metrics.none}>{t.metrics.noneText}</Empty> : <Charts samples={samples} />)}</Loaded>
     </Panel>
   );
 }
@@ -20,15 +22,15 @@ function Charts({ samples }: { samples: Metric[] }) {
     return {
       times: samples.map((sample) => sample.timestampUnix),
       cpu: line("CPU", (sample) => sample.cpuUsedPct),
-      memory: line("memory", (sample) => sample.memUsed),
-      disk: line("disk", (sample) => sample.diskUsed),
+      memory: line(t.metrics.memoryLine, (sample) => sample.memUsed),
+      disk: line(t.metrics.diskLine, (sample) => sample.diskUsed),
     };
-  }, [samples]);
+  }, [samples, language.value]);
   return (
     <>
-      <Series title="CPU" times={shown.times} lines={shown.cpu} show={(value) => `${value.toFixed(value < 10 ? 1 : 0)} %`} top={5} />
-      <Series title="Private memory" times={shown.times} lines={shown.memory} show={bytes} top={1 << 20} isBinary />
-      <Series title="Disk of its layer" times={shown.times} lines={shown.disk} show={bytes} top={1 << 20} isBinary />
+      <Series title="CPU" times={shown.times} lines={shown.cpu} show={(value) => percent(value / 100, value < 10 ? 1 : 0)} top={5} />
+      <Series title={t.metrics.memory} times={shown.times} lines={shown.memory} show={bytes} top={1 << 20} isBinary />
+      <Series title={t.metrics.disk} times={shown.times} lines={shown.disk} show={bytes} top={1 << 20} isBinary />
     </>
   );
 }

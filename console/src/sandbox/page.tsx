@@ -2,9 +2,10 @@
 import { useState } from "preact/hooks";
 import { ApiError, ask, at, post, remove, type Detail } from "../api";
 import { Cells } from "../cells/cells";
+import { named, t } from "../i18n";
 import { useLive } from "../live";
 import { arrival, link, notify, route } from "../session";
-import { count, line, span, when } from "../text";
+import { line, mebibytes, millis, span, when } from "../text";
 import { Copy } from "../ui/copy";
 import { timeoutIn } from "../ui/minutes";
 import { Badge, Button, Dialog, Empty, Facts, Field, Loaded, Panel, StateBadge, Tabs } from "../ui/parts";
@@ -18,14 +19,7 @@ import { leaveShells, shellsOf } from "./shells";
 import { origin, phases, startOf } from "./start";
 import { LastScreens, TerminalView } from "./terminal";
 
-const TABS: [string, string][] = [
-  ["", "Details"],
-  ["terminal", "Terminal"],
-  ["files", "Files"],
-  ["logs", "Logs"],
-  ["network", "Network"],
-  ["cells", "Cells"],
-];
+const TABS = ["details", "terminal", "files", "logs", "network", "cells"] as const;
 
 interface Loaded_ {
   detail: Detail;
@@ -48,11 +42,11 @@ export function SandboxPage({ id }: { id: string }) {
       <>
         <div class="head">
           <h1 class="mono">{line(id, 60)}</h1>
-          <Badge tone="calm">ended</Badge>
+          <Badge tone="calm">{t.sandbox.ended}</Badge>
         </div>
-        <Panel title="This sandbox does not exist">
-          <Empty title="It has ended, or never was">
-            <a href={link("sandboxes")}>All sandboxes</a>
+        <Panel title={t.sandbox.notHere}>
+          <Empty title={t.sandbox.notHereText}>
+            <a href={link("sandboxes")}>{t.sandbox.all}</a>
           </Empty>
         </Panel>
         {shellsOf(id).open.value.length > 0 && <LastScreens id={id} />}
@@ -63,12 +57,12 @@ export function SandboxPage({ id }: { id: string }) {
     <>
       <div class="head named">
         <h1 class="mono">{line(id, 60)}</h1>
-        <Copy text={id} what="the id" />
+        <Copy text={id} what={t.sandbox.theId} />
         {live.data && <StateBadge state={live.data.detail.state} />}
         {live.data && <TimeLeft detail={live.data.detail} />}
         {live.data && <Actions detail={live.data.detail} reload={live.reload} />}
       </div>
-      <Tabs label="Parts of the sandbox" current={tab} tabs={TABS.map(([path, name]) => ({ id: path, name, href: path ? link("sandboxes", id, path) : link("sandboxes", id) }))} />
+      <Tabs label={t.sandbox.parts} current={tab} tabs={TABS.map((name) => (name === "details" ? { id: "", name: t.sandbox.tabs[name], href: link("sandboxes", id) } : { id: name, name: t.sandbox.tabs[name], href: link("sandboxes", id, name) }))} />
       <Loaded live={live}>{({ detail, headers }) => <Views detail={detail} headers={headers} tab={tab} reload={live.reload} />}</Loaded>
     </>
   );
@@ -80,8 +74,8 @@ const SOON_MS = 120_000;
 function TimeLeft({ detail }: { detail: Detail }) {
   if (detail.state !== "running") return null;
   const left = new Date(detail.endAt).getTime() - Date.now();
-  const verb = detail.lifecycle?.onTimeout === "pause" ? "pauses" : "ends";
-  return left < SOON_MS ? <Badge tone="warn">{`${verb} in ${span(detail.endAt)}`}</Badge> : <span class="muted">{`${verb} in ${span(detail.endAt)}`}</span>;
+  const text = (detail.lifecycle?.onTimeout === "pause" ? t.sandbox.pausesIn : t.sandbox.endsIn)(span(detail.endAt));
+  return left < SOON_MS ? <Badge tone="warn">{text}</Badge> : <span class="muted">{text}</span>;
 }
 
 function Views({ detail, headers, tab, reload }: { detail: Detail; headers: Headers; tab: string; reload: () => void }) {
@@ -102,18 +96,18 @@ function Views({ detail, headers, tab, reload }: { detail: Detail; headers: Head
     case "cells":
       return <Cells id={id} />;
     default:
-      return <Empty title="No such page" />;
+      return <Empty title={t.common.noSuchPage} />;
   }
 }
 
 function Asleep({ id, reload }: { id: string; reload: () => void }) {
   return (
-    <Panel title="Paused">
-      <Empty title="The sandbox is paused">
-        It continues where it stopped, with all of its processes.
+    <Panel title={t.sandbox.paused}>
+      <Empty title={t.sandbox.isPaused}>
+        {t.sandbox.isPausedText}
         <div>
           <Button kind="main" onClick={() => resume(id).then(reload)}>
-            Resume
+            {t.sandbox.resume}
           </Button>
         </div>
       </Empty>
@@ -123,7 +117,7 @@ function Asleep({ id, reload }: { id: string; reload: () => void }) {
 
 async function resume(id: string) {
   await post(at`/sandboxes/${id}/resume`, {});
-  notify("good", "The sandbox continues.");
+  notify("good", t.sandbox.resumed);
 }
 
 function Actions({ detail, reload }: { detail: Detail; reload: () => void }) {
@@ -133,24 +127,24 @@ function Actions({ detail, reload }: { detail: Detail; reload: () => void }) {
   const isRunning = detail.state === "running";
   const pause = async () => {
     await post(at`/sandboxes/${id}/pause`, {});
-    notify("good", "The sandbox is paused.");
+    notify("good", t.sandbox.wasPaused);
     reload();
   };
   const fork = async () => {
     const arrive = arrival();
     const made = await post<{ sandbox?: { sandboxID: string }; error?: { message: string } }[]>(at`/sandboxes/${id}/fork`, { count: 1, timeout: 900 });
     const first = made[0];
-    if (!first?.sandbox) throw new Error(first?.error?.message ?? "The fork failed.");
-    arrive(`Forked: ${first.sandbox.sandboxID}.`, "sandboxes", first.sandbox.sandboxID);
+    if (!first?.sandbox) throw new Error(first?.error?.message ?? t.sandbox.forkFailed);
+    arrive(t.sandbox.forked(first.sandbox.sandboxID), "sandboxes", first.sandbox.sandboxID);
   };
   return (
     <div class="tools">
-      {isRunning ? <Button onClick={pause}>Pause</Button> : <Button onClick={() => resume(id).then(reload)}>Resume</Button>}
-      {isRunning && <Button onClick={fork}>Fork</Button>}
-      {isRunning && <Button onClick={() => setDialog("snapshot")}>Snapshot</Button>}
-      {isRunning && <Button onClick={() => setDialog("timeout")}>Timeout</Button>}
+      {isRunning ? <Button onClick={pause}>{t.sandbox.pause}</Button> : <Button onClick={() => resume(id).then(reload)}>{t.sandbox.resume}</Button>}
+      {isRunning && <Button onClick={fork}>{t.sandbox.fork}</Button>}
+      {isRunning && <Button onClick={() => setDialog("snapshot")}>{t.sandbox.snapshot}</Button>}
+      {isRunning && <Button onClick={() => setDialog("timeout")}>{t.sandbox.timeout}</Button>}
       <Button kind="danger" onClick={() => setDialog("kill")}>
-        Kill
+        {t.sandbox.kill}
       </Button>
       {dialog === "kill" && <Kill id={id} onClose={close} />}
       {dialog === "snapshot" && <TakeSnapshot id={id} onClose={close} />}
@@ -165,19 +159,19 @@ function Kill({ id, onClose }: { id: string; onClose: () => void }) {
     await remove(at`/sandboxes/${id}`);
     leaveShells(id);
     onClose();
-    arrive(`Killed ${id}.`, "sandboxes");
+    arrive(t.sandbox.killed(id), "sandboxes");
   };
   return (
     <Dialog
-      title="Kill the sandbox?"
+      title={t.sandbox.killAsk}
       onClose={onClose}
       action={
         <Button kind="danger" onClick={kill}>
-          Kill {id.slice(0, 8)}…
+          {t.sandbox.killOne(id.slice(0, 8))}
         </Button>
       }
     >
-      <p>Its processes and its disk are lost. Snapshots of it stay.</p>
+      <p>{t.sandbox.killText}</p>
     </Dialog>
   );
 }
@@ -186,21 +180,21 @@ function TakeSnapshot({ id, onClose }: { id: string; onClose: () => void }) {
   const [name, setName] = useState("");
   const take = async () => {
     const made = await post<{ snapshotID: string }>(at`/sandboxes/${id}/snapshots`, name.trim() ? { name: name.trim() } : {});
-    notify("good", `Snapshot ${name.trim() || made.snapshotID} is ready.`);
+    notify("good", t.sandbox.snapshotReady(name.trim() || made.snapshotID));
     onClose();
   };
   return (
     <Dialog
-      title="Take a snapshot"
+      title={t.sandbox.takeSnapshot}
       onClose={onClose}
       action={
         <Button kind="main" onClick={take}>
-          Take
+          {t.sandbox.take}
         </Button>
       }
     >
-      <p class="muted">Sandboxes can be created from it, each with a copy of this one's memory and disk.</p>
-      <Field label="Name (optional)" value={name} onInput={setName} placeholder="name or name:tag" />
+      <p class="muted">{t.sandbox.takeText}</p>
+      <Field label={t.sandbox.optionalName} value={name} onInput={setName} placeholder={t.sandbox.nameForm} />
     </Dialog>
   );
 }
@@ -214,15 +208,15 @@ function SetTimeout({ id, onClose, reload }: { id: string; onClose: () => void; 
   };
   return (
     <Dialog
-      title="Set the timeout"
+      title={t.sandbox.setTimeout}
       onClose={onClose}
       action={
         <Button kind="main" onClick={set}>
-          Set
+          {t.sandbox.set}
         </Button>
       }
     >
-      <Field label="Minutes from now" type="number" min="1" value={minutes} onInput={setMinutes} />
+      <Field label={t.sandbox.minutes} type="number" min="1" value={minutes} onInput={setMinutes} />
     </Dialog>
   );
 }
@@ -232,17 +226,17 @@ function Details({ detail, headers }: { detail: Detail; headers: Headers }) {
   return (
     <>
       <div class="grid">
-        <Panel title="Details">
+        <Panel title={t.sandbox.details}>
           <Facts
             of={[
-              ["Template", <span class="guest">{line(detail.alias ?? detail.templateID, 80)}</span>],
-              ["Started", when(detail.startedAt)],
-              ["Ends", detail.state === "running" ? `in ${span(detail.endAt)}` : "–"],
-              ["On timeout", detail.lifecycle?.onTimeout === "pause" ? "paused" : "ended"],
-              ["Resumed by traffic", detail.lifecycle?.autoResume ? "yes" : "no"],
-              ["Size", `${detail.cpuCount} vCPU, ${detail.memoryMB} MiB, disk ${detail.diskSizeMB} MiB`],
-              ["Network", <a href={link("sandboxes", detail.sandboxID, "network")}>{summary(policyOf(detail))}</a>],
-              ["Metadata", metadata.length ? <span class="guest">{metadata.map(([name, value]) => `${line(name, 60)}=${line(value, 120)}`).join(", ")}</span> : "none"],
+              [t.sandbox.template, <span class="guest">{line(detail.alias ?? detail.templateID, 80)}</span>],
+              [t.sandbox.started, when(detail.startedAt)],
+              [t.sandbox.ends, detail.state === "running" ? t.sandbox.inTime(span(detail.endAt)) : "–"],
+              [t.sandbox.onTimeout, detail.lifecycle?.onTimeout === "pause" ? t.sandbox.willPause : t.sandbox.willEnd],
+              [t.sandbox.byTraffic, detail.lifecycle?.autoResume ? t.common.yes : t.common.no],
+              [t.common.size, t.common.machine(detail.cpuCount, mebibytes(detail.memoryMB), mebibytes(detail.diskSizeMB))],
+              [t.sandbox.network, <a href={link("sandboxes", detail.sandboxID, "network")}>{summary(policyOf(detail))}</a>],
+              [t.sandbox.metadata, metadata.length ? <span class="guest">{metadata.map(([name, value]) => `${line(name, 60)}=${line(value, 120)}`).join(", ")}</span> : t.common.none],
             ]}
           />
         </Panel>
@@ -254,35 +248,24 @@ function Details({ detail, headers }: { detail: Detail; headers: Headers }) {
   );
 }
 
-const NAMES: Record<string, string> = {
-  process_started: "VMM started",
-  jailed: "VMM confined",
-  memory_mapped: "Memory mapped",
-  devices_ready: "Devices ready",
-  confined: "Network confined",
-  resumed: "vCPU resumed",
-  agent_ready: "Agent ready",
-  total: "Answered",
-};
-
 function Timeline({ headers, id }: { headers: Headers; id: string }) {
   const own = phases(headers);
   const steps = own.length ? own : phases(startOf.get(id));
   const start = origin(headers) || origin(startOf.get(id));
   const most = Math.max(...steps.map((step) => step.ms), 0.001);
   return (
-    <Panel title="Last start" tools={start && <Badge tone={start === "warm" ? "good" : "calm"}>{line(start, 20)}</Badge>}>
+    <Panel title={t.sandbox.lastStart} tools={start && <Badge tone={start === "warm" ? "good" : "calm"}>{named(t.sandbox.starts, start) ?? line(start, 20)}</Badge>}>
       {steps.length === 0 ? (
-        <Empty title="No times recorded">The server keeps the times of a start or resume until it restarts.</Empty>
+        <Empty title={t.sandbox.noTimes}>{t.sandbox.noTimesText}</Empty>
       ) : (
-        <ol class="steps" aria-label={`${count(steps.length, "phase")}, milliseconds from the accepted request`}>
+        <ol class="steps" aria-label={t.sandbox.phases(steps.length)}>
           {steps.map((step) => (
             <li key={step.name}>
-              <span>{NAMES[step.name] ?? line(step.name, 40)}</span>
+              <span>{named(t.phases, step.name) ?? line(step.name, 40)}</span>
               <span class="track">
                 <span style={{ width: `${((step.ms / most) * 100).toFixed(1)}%` }} />
               </span>
-              <span class="num">{step.ms.toFixed(step.ms < 10 ? 2 : 1)} ms</span>
+              <span class="num">{millis(step.ms / 1000)}</span>
             </li>
           ))}
         </ol>

@@ -1,10 +1,12 @@
 // The network policy of a sandbox: what is in force, where it comes from, and what a change would make of it.
 import type { Detail, NetworkEvent } from "../api";
+import { t } from "../i18n";
 
 export const ALL = "0.0.0.0/0";
 
 /** What happens to destinations that no list names. */
-export type Rest = "default" | "internet" | "nothing";
+export const REST = ["default", "nothing", "internet"] as const;
+export type Rest = (typeof REST)[number];
 
 interface Lists {
   rest: Rest;
@@ -37,19 +39,11 @@ export function policyOf(detail: Detail): Policy {
   };
 }
 
-export function restText(rest: Rest): string {
-  const texts: Record<Rest, string> = {
-    default: "as --default-egress of the server: refused, unless its operator allows the internet",
-    internet: "allowed, except private and other reserved ranges",
-    nothing: "refused",
-  };
-  return texts[rest];
-}
-
 export function summary(policy: Policy): string {
-  if (!policy.isOwn) return "server's default";
-  const only = policy.allowed.length > 0 ? `only ${policy.allowed.length === 1 ? "one destination" : `${policy.allowed.length} destinations`}` : "nothing";
-  return { internet: "the internet", nothing: only, default: "server's default with exceptions" }[policy.rest];
+  const texts = t.network.summary;
+  if (!policy.isOwn) return texts.default;
+  const only = policy.allowed.length > 0 ? texts.only(policy.allowed.length) : texts.nothing;
+  return { internet: texts.internet, nothing: only, default: texts.exceptions }[policy.rest];
 }
 
 const isName = (entry: string) => /[a-z]/i.test(entry) && !entry.includes(":");
@@ -73,7 +67,7 @@ export function updateOf(policy: Lists, detail: Detail): Update {
 export function whyFixed(detail: Detail): string | undefined {
   const proxy = detail.network?.egressProxy as { username?: unknown } | null | undefined;
   if (!proxy?.username) return undefined;
-  return "The sandbox uses a proxy with a password, which the server does not show. Change its policy with an SDK, and send the password again.";
+  return t.network.fixed;
 }
 
 /** The destination of a refusal as an entry of the allow list, if the policy is what refused it. */
@@ -103,7 +97,7 @@ export function allowing(policy: Policy, host: string): Policy {
 
 /** Lines that a change adds (`+`), removes (`-`) or keeps. */
 export function difference(before: Lists, after: Lists): [" " | "+" | "-", string][] {
-  const texts = ({ allowed, denied, rest }: Lists) => [...allowed.map((entry) => `allow ${entry}`), ...denied.map((entry) => `deny ${entry}`), `everything else: ${restText(rest)}`];
+  const texts = ({ allowed, denied, rest }: Lists) => [...allowed.map(t.network.lineAllow), ...denied.map(t.network.lineDeny), t.network.lineRest(t.network.restTexts[rest])];
   const [old, now] = [texts(before), texts(after)];
   const gone = old.filter((text) => !now.includes(text)).map((text): [" " | "+" | "-", string] => ["-", text]);
   return [...gone, ...now.map((text): [" " | "+" | "-", string] => [old.includes(text) ? " " : "+", text])];

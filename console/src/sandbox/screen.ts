@@ -6,6 +6,7 @@
 // part of it.
 import type { Terminal } from "@xterm/xterm";
 import { join } from "../envd";
+import { t } from "../i18n";
 import { bytes } from "../text";
 
 const HIGH_WATER = 256 << 10;
@@ -87,7 +88,7 @@ export class Screen {
     if (skip.dropped > 0) {
       // Begins with a whole line, so neither within a character nor within a sequence.
       const cut = rest.indexOf(10) + 1;
-      this.mark(`${bytes(skip.dropped + cut)} of output skipped`);
+      this.mark(t.terminal.skipped(bytes(skip.dropped + cut)));
       rest = rest.subarray(cut);
     }
     if (rest.length > 0) this.draw(rest);

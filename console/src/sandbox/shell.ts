@@ -4,6 +4,7 @@ import { signal } from "@preact/signals";
 import type { Terminal } from "@xterm/xterm";
 import { ApiError } from "../api";
 import { call, decode, encode, guestOf, stream, type Guest, type ProcessEvent } from "../envd";
+import { t } from "../i18n";
 import { clock } from "../text";
 import { Screen } from "./screen";
 
@@ -75,7 +76,7 @@ export class Shell {
         this.guest = await guestOf(this.spec.sandbox);
         if (this.guest.isPaused) {
           tries = 0;
-          this.lose("The sandbox was paused", { kind: "asleep" });
+          this.lose(t.terminal.wasPaused, { kind: "asleep" });
           await this.pause();
           if (this.abort.signal.aborted) return;
           continue;
@@ -84,18 +85,18 @@ export class Shell {
           tries = 0;
           if (await this.take(event)) return;
         }
-        throw new Error("The stream was cut.");
+        throw new Error(t.errors.cut);
       } catch (error) {
         if (this.abort.signal.aborted) return;
         // A refusal is final once the server answers again: the sandbox or the shell is gone.
         const isFinal = error instanceof ApiError && [400, 401, 403, 404, 501].includes(error.status);
         if (isFinal || (!this.runs && tries > 2)) return this.over(-1, error);
-        this.lose("Not connected", { kind: "cut" });
+        this.lose(t.terminal.notConnected, { kind: "cut" });
         await this.pause();
       }
       if (this.abort.signal.aborted) return;
     }
-    this.over(-1, new Error("The server did not come back."));
+    this.over(-1, new Error(t.terminal.noReturn));
   }
 
   private over(code: number, error?: unknown): void {
@@ -137,7 +138,7 @@ export class Shell {
     this.state.value = { kind: "open" };
     if (!isNew) {
       const { why, since } = this.gap ?? { why: "", since: "" };
-      this.screen.mark(since ? `${why} from ${since} to ${now()}: output of this time is missing` : `Attached at ${now()}: output from before is not shown`);
+      this.screen.mark(since ? t.terminal.missing(why, since, now()) : t.terminal.attached(now()));
       // A changed size makes the shell and full-screen programs draw themselves.
       void this.resize(1).then(() => this.resize(0));
     } else void this.resize(0);
@@ -147,7 +148,7 @@ export class Shell {
 
   private type(bytes: Uint8Array): void {
     const held = this.typed.reduce((total, part) => total + part.length, 0);
-    if (held + bytes.length > MOST_HELD) return this.screen.mark("Not sent: too much input waits for the shell");
+    if (held + bytes.length > MOST_HELD) return this.screen.mark(t.terminal.notSent);
     if (bytes.length === 1 && INTERRUPTS.includes(bytes[0] ?? 0)) this.screen.interrupt();
     this.typed.push(bytes);
     void this.flush();
@@ -168,7 +169,7 @@ export class Shell {
       }
     } catch {
       // It is not repeated: it could arrive twice.
-      if (!this.abort.signal.aborted && this.runs) this.screen.mark("What you typed last may not have arrived");
+      if (!this.abort.signal.aborted && this.runs) this.screen.mark(t.terminal.mayBeLost);
     }
     this.sending = false;
   }

@@ -2,6 +2,7 @@
 import { signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { explain } from "../api";
+import { t } from "../i18n";
 import { line } from "../text";
 import { copyText } from "../ui/copy";
 import { Badge, Button, Panel } from "../ui/parts";
@@ -26,22 +27,22 @@ export function TerminalView({ id }: { id: string }) {
   };
   return (
     <Panel
-      title="Terminal"
+      title={t.terminal.title}
       isFull={isFull}
       tools={
         <>
           {current && <ShellBadge state={current.shell.state.value} />}
-          <Button onClick={() => (fontPx.value -= 1)} disabled={fontPx.value <= LEAST_FONT_PX} label="A−: smaller text">
+          <Button onClick={() => (fontPx.value -= 1)} disabled={fontPx.value <= LEAST_FONT_PX} label={t.terminal.smaller}>
             A−
           </Button>
-          <Button onClick={() => (fontPx.value += 1)} disabled={fontPx.value >= MOST_FONT_PX} label="A+: larger text">
+          <Button onClick={() => (fontPx.value += 1)} disabled={fontPx.value >= MOST_FONT_PX} label={t.terminal.larger}>
             A+
           </Button>
           <Button pressed={isRead.value} onClick={() => (isRead.value = !isRead.value)}>
-            Screen reader
+            {t.terminal.reader}
           </Button>
           <Button pressed={isFull} onClick={() => setIsFull(!isFull)}>
-            Fill the window
+            {t.terminal.fill}
           </Button>
         </>
       }
@@ -51,12 +52,12 @@ export function TerminalView({ id }: { id: string }) {
           <ShellTab key={one.tag} one={one} shells={shells} isShown={one === current} />
         ))}
         {["user", "root"].map((user) => (
-          <Button key={user} onClick={() => shells.start(user)} disabled={shells.open.value.length >= MOST_SHELLS} label={`New shell as ${user}`}>
+          <Button key={user} onClick={() => shells.start(user)} disabled={shells.open.value.length >= MOST_SHELLS} label={t.terminal.newShell(user)}>
             + {user}
           </Button>
         ))}
         <p ref={leave} tabIndex={-1} class="hint">
-          Paste: Ctrl+Shift+V. Copy: select, Ctrl+Shift+C. Shift+Esc leaves the terminal.
+          {t.terminal.hint}
         </p>
       </div>
       <Offers shells={shells} />
@@ -71,7 +72,7 @@ export function LastScreens({ id }: { id: string }) {
   useEffect(() => () => leaveShells(id), [id]);
   const current = shells.current();
   return (
-    <Panel title="Last output" tools={<span class="muted">until you leave this page</span>}>
+    <Panel title={t.terminal.last} tools={<span class="muted">{t.terminal.untilLeft}</span>}>
       {shells.open.value.length > 1 && (
         <div class="shells">
           {shells.open.value.map((one) => (
@@ -139,10 +140,10 @@ function ShellTab({ one, shells, isShown }: { one: OpenShell; shells: Shells; is
   const name = nameOf(one);
   return (
     <span class="shell">
-      <Button pressed={isShown} onClick={() => (shells.shown.value = one.tag)} label={`Shell ${name}`}>
+      <Button pressed={isShown} onClick={() => (shells.shown.value = one.tag)} label={t.terminal.shell(name)}>
         {name}
       </Button>
-      <Button onClick={() => shells.close(one)} label={`End shell ${name}`}>
+      <Button onClick={() => shells.close(one)} label={t.terminal.end(name)}>
         ×
       </Button>
     </span>
@@ -153,15 +154,15 @@ function Offers({ shells }: { shells: Shells }) {
   const offers = shells.offers.value;
   if (offers.length === 0) return null;
   return (
-    <ul class="offers" aria-label="Shells of other tabs">
+    <ul class="offers" aria-label={t.terminal.others}>
       {offers.map((offer: Offer) => (
         <li key={offer.tag}>
           <span>
-            Shell {line(nameOf(offer), 40)} of another browser tab is still running.
+            {t.terminal.stillRuns(line(nameOf(offer), 40))}
           </span>
-          <Button onClick={() => shells.attach(offer)}>Attach</Button>
+          <Button onClick={() => shells.attach(offer)}>{t.terminal.attach}</Button>
           <Button kind="danger" onClick={() => shells.endOffer(offer)}>
-            End
+            {t.terminal.endOther}
           </Button>
         </li>
       ))}
@@ -172,14 +173,14 @@ function Offers({ shells }: { shells: Shells }) {
 function ShellBadge({ state }: { state: ShellState }) {
   switch (state.kind) {
     case "opening":
-      return <Badge tone="info">opening</Badge>;
+      return <Badge tone="info">{t.terminal.states.opening}</Badge>;
     case "open":
-      return <Badge tone="good">connected</Badge>;
+      return <Badge tone="good">{t.terminal.states.open}</Badge>;
     case "asleep":
-      return <Badge tone="warn">paused</Badge>;
+      return <Badge tone="warn">{t.terminal.states.asleep}</Badge>;
     case "cut":
-      return <Badge tone="warn">reconnecting</Badge>;
+      return <Badge tone="warn">{t.terminal.states.cut}</Badge>;
     case "ended":
-      return <Badge tone={state.error ? "bad" : "calm"}>{state.error ? explain(state.error) : `ended, status ${state.code}`}</Badge>;
+      return <Badge tone={state.error ? "bad" : "calm"}>{state.error ? explain(state.error) : t.terminal.ended(state.code)}</Badge>;
   }
 }

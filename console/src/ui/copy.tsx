@@ -1,4 +1,5 @@
 // Copying to the clipboard.
+import { t } from "../i18n";
 import { notify } from "../session";
 import { Button } from "./parts";
 
@@ -14,17 +15,17 @@ export async function copyText(text: string): Promise<void> {
   const isCopied = document.execCommand("copy");
   area.remove();
   if (before instanceof HTMLElement) before.focus();
-  if (!isCopied) throw new Error("The browser does not allow copying: select the text and copy it.");
+  if (!isCopied) throw new Error(t.errors.noCopy);
 }
 
 export function Copy({ text, what }: { text: string; what: string }) {
   const copy = async () => {
     await copyText(text);
-    notify("good", `Copied ${what}.`);
+    notify("good", t.common.copied(what));
   };
   return (
-    <Button onClick={copy} label={`Copy ${what}`}>
-      Copy
+    <Button onClick={copy} label={t.common.copyOf(what)}>
+      {t.common.copy}
     </Button>
   );
 }

@@ -2,6 +2,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { explain } from "../api";
+import { named, t } from "../i18n";
 import type { Live } from "../live";
 import { dialogs, notify } from "../session";
 import { line } from "../text";
@@ -15,7 +16,7 @@ export function Badge({ tone, children }: { tone: Tone; children: ComponentChild
 
 export function StateBadge({ state }: { state: string }) {
   const tones: Record<string, Tone> = { running: "good", ready: "good", paused: "warn", building: "info", waiting: "info", error: "bad" };
-  return <Badge tone={tones[state] ?? "calm"}>{line(state, 32)}</Badge>;
+  return <Badge tone={tones[state] ?? "calm"}>{named(t.states, state) ?? line(state, 32)}</Badge>;
 }
 
 interface ButtonProps {
@@ -83,7 +84,7 @@ export function Failure({ error, retry }: { error: unknown; retry?: () => void }
   return (
     <div class="failure" role="alert">
       <p>{line(explain(error))}</p>
-      {retry && <Button onClick={retry}>Try again</Button>}
+      {retry && <Button onClick={retry}>{t.common.tryAgain}</Button>}
     </div>
   );
 }
@@ -94,7 +95,7 @@ export function Loaded<T>({ live, children }: { live: Live<T>; children: (data: 
   if (live.error !== undefined) return <Failure error={live.error} retry={live.reload} />;
   return (
     <div class="waiting" role="status">
-      <span class="sr">Loading</span>
+      <span class="sr">{t.common.loading}</span>
       <span class="bar" />
       <span class="bar" />
       <span class="bar short" />
@@ -190,7 +191,7 @@ export function Table({ label, head, children }: { label: string; head: string[]
           <tr>
             {head.map((name, at) => (
               <th key={at} scope="col" class={name.startsWith("#") ? "num" : ""}>
-                {name.replace(/^#/, "") || <span class="sr">Actions</span>}
+                {name.replace(/^#/, "") || <span class="sr">{t.common.actions}</span>}
               </th>
             ))}
           </tr>
@@ -225,7 +226,7 @@ export function Dialog({ title, onClose, children, action }: DialogProps) {
       <h2 id={id}>{title}</h2>
       <div class="dialog-body">{children}</div>
       <div class="dialog-tools">
-        <Button onClick={onClose}>Cancel</Button>
+        <Button onClick={onClose}>{t.common.cancel}</Button>
         {action}
       </div>
       {dialogs.value.at(-1) === me && <Notices />}

@@ -1,6 +1,7 @@
 // Charts of figures over time.
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
+import { t } from "../i18n";
 import { isDark } from "../session";
 import { clock } from "../text";
 
@@ -101,6 +102,6 @@ function last(values: (number | null)[], show: (value: number) => string): strin
 
 function describe(values: (number | null)[], show: (value: number) => string): string {
   const all = known(values);
-  if (all.length === 0) return "no values yet";
-  return `now ${last(values, show)}, least ${show(Math.min(...all))}, greatest ${show(Math.max(...all))}`;
+  if (all.length === 0) return t.series.none;
+  return t.series.range(last(values, show), show(Math.min(...all)), show(Math.max(...all)));
 }

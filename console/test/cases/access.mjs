@@ -88,6 +88,17 @@ async function headers({ server }) {
   same((await fetch(`${server.url}/ui/..%2fkeys.json`)).status, 404, "a path out of the console");
 }
 
+async function ofBrowser({ browser }) {
+  const context = await browser.browser.newContext({ locale: "zh-CN" });
+  try {
+    const page = await context.newPage();
+    await page.goto(`${browser.url}/ui/`);
+    await page.getByRole("heading", { name: "登录此服务器" }).waitFor();
+  } finally {
+    await context.close();
+  }
+}
+
 async function keyboard({ page }) {
   await page.locator("body").press("Tab");
   for (let steps = 0; steps < 3; steps += 1) {
@@ -117,5 +128,6 @@ export const cases = [
   ["a reload keeps the key, where no other page finds it", false, keyAfterReload],
   ["a forgotten key does not come back", true, forgotten],
   ["the page has a strict policy", false, headers],
+  ["the console has the language of the browser", false, ofBrowser],
   ["everything is reached by keyboard", false, keyboard],
 ];

@@ -1,6 +1,6 @@
 // Every page in both themes and on a narrow screen: axe, width, a screenshot.
 import { join } from "node:path";
-import { assert, until } from "../until.mjs";
+import { assert, same, until } from "../until.mjs";
 
 const PAGES = (id) => [
   ["overview", "#/", "Start ladder"],
@@ -79,6 +79,37 @@ async function narrow({ browser, page, kept, results }) {
   assert(wide.length === 0, `wider than the screen: ${wide.join(", ")}`);
 }
 
+/** Text in English on a page in Chinese, apart from what programs and people wrote, and from code. */
+function english(page) {
+  return page.evaluate(() => {
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    const found = [];
+    while (walker.nextNode()) {
+      const { parentElement, data } = walker.currentNode;
+      if (/[a-z]{2,} [a-z]{2,}/i.test(data) && !parentElement.closest(".guest, .mono, .id, .name, .log, .xterm, .cell-code, .cell-out, .small, code, pre, option, textarea, script, noscript")) found.push(data);
+    }
+    return found;
+  });
+}
+
+/** The choice outlives a reload. */
+async function chinese({ browser, page, kept, results }) {
+  await page.getByRole("button", { name: "中文" }).click();
+  const wrong = [];
+  for (const [name, hash] of PAGES(kept.sandbox.sandboxID)) {
+    await browser.go(hash);
+    await until("the data of the page", async () => (await page.locator("main h1").count()) === 1 && (await page.locator(".waiting").count()) === 0);
+    wrong.push(...(await english(page)).map((text) => `${name}: ${text}`), ...(await browser.axe()).map((finding) => `${name}: ${finding}`));
+    await browser.shot(join(results, `${name}-zh.png`));
+  }
+  await page.reload();
+  await page.getByRole("link", { name: "沙箱", exact: true }).waitFor();
+  same(await page.evaluate(() => document.documentElement.lang), "zh-CN", "language of the page");
+  await page.getByRole("button", { name: "English" }).click();
+  await page.getByRole("link", { name: "Sandboxes", exact: true }).waitFor();
+  assert(wrong.length === 0, `in Chinese:\n${[...new Set(wrong)].join("\n")}`);
+}
+
 async function signIn({ browser, page, results }) {
   const wrong = [];
   await page.getByRole("button", { name: "Forget key" }).click();
@@ -96,5 +127,6 @@ export const cases = [
   ["axe finds nothing in the light theme", false, inTheme("light")],
   ["axe finds nothing in the dark theme", false, inTheme("dark")],
   ["no page is wider than a narrow screen", false, narrow],
+  ["every page is in Chinese, if it is chosen", false, chinese],
   ["the page that asks for a key has no findings", false, signIn],
 ];

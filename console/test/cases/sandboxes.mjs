@@ -83,7 +83,7 @@ async function undisturbed({ browser, page, kept, server }) {
   await page.getByRole("dialog").getByLabel("Minutes from now").fill("99999999");
   for (let times = 0; times < 2; times += 1) {
     await page.getByRole("button", { name: "Set", exact: true }).click();
-    await page.getByText("The longest timeout on this server is 24 h (1440 minutes).").waitFor();
+    await page.getByText("The longest timeout on this server is 24 hr (1,440 minutes).").waitFor();
   }
   same(await page.locator(".notice").count(), 1, "messages");
   await page.getByRole("button", { name: "Close the message" }).click();
