@@ -268,8 +268,54 @@ export interface Secret {
   secretID: string;
   name: string;
   currentVersion: number;
+  hosts?: string[];
+  metadata: Record<string, string>;
   createdAt: string;
   updatedAt: string;
+}
+
+export interface LifecycleEvent {
+  id: string;
+  type: string;
+  timestamp: string;
+  sandboxId: string;
+  sandboxTemplateId?: string;
+  eventData: {
+    sandbox_metadata?: Record<string, string>;
+    set_timeout?: string;
+    execution?: { started_at?: string; execution_time?: number };
+    reason?: string;
+    network?: { count?: number; destination?: string; name?: string };
+  };
+}
+
+export interface Webhook {
+  id: string;
+  name: string;
+  url: string;
+  enabled: boolean;
+  events: string[];
+  createdAt: string;
+}
+
+export interface Deliveries {
+  data: { eventType: string; sandboxId: string; attempts: Attempt[] }[];
+}
+
+interface Attempt {
+  id: string;
+  status: "success" | "failed";
+  durationMs: number;
+  requestBody: string;
+  responseHttpStatusCode?: number;
+  errorMessage?: string;
+  timestamp: string;
+}
+
+export interface DeliveryStats {
+  total: number;
+  failed: number;
+  durationMs: { minimum: number; average: number; maximum: number };
 }
 
 export interface BenchmarkRun {

@@ -5,6 +5,7 @@ import { get } from "./api";
 import { forgetCells } from "./cells/cells";
 import { t } from "./i18n";
 import { choose, language, type Language } from "./i18n/language";
+import { Events } from "./pages/events";
 import { Keys } from "./pages/keys";
 import { Nodes } from "./pages/nodes";
 import { Overview } from "./pages/overview";
@@ -14,6 +15,7 @@ import { Secrets } from "./pages/secrets";
 import { SignIn } from "./pages/sign-in";
 import { Snapshots } from "./pages/snapshots";
 import { Templates } from "./pages/templates";
+import { Webhooks } from "./pages/webhooks";
 import { SandboxPage } from "./sandbox/page";
 import { leaveShells } from "./sandbox/shells";
 import { access, dialogs, key, link, online, revival, route, signOut, theme, type Theme } from "./session";
@@ -23,7 +25,7 @@ import { Button } from "./ui/parts";
 /** Whether the server is a node of a cluster. */
 const hasNodes = signal(false);
 
-const PAGES = ["overview", "sandboxes", "templates", "snapshots", "secrets", "keys", "reports"] as const;
+const PAGES = ["overview", "sandboxes", "templates", "snapshots", "events", "webhooks", "secrets", "keys", "reports"] as const;
 
 // A server without keys answers at once; any other one asks for a key.
 function probe() {
@@ -143,6 +145,10 @@ function Page() {
       return <Templates />;
     case "snapshots":
       return <Snapshots />;
+    case "events":
+      return <Events />;
+    case "webhooks":
+      return <Webhooks />;
     case "secrets":
       return <Secrets />;
     case "keys":

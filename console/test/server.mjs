@@ -6,6 +6,8 @@ import { Registry } from "./registry.mjs";
 import { until } from "./until.mjs";
 
 const PORT = 3900;
+/** Where the test receives events of webhooks. */
+export const RECEIVER = "127.0.0.1:3901";
 const AGENT = 49983;
 
 export class Server {
@@ -43,7 +45,7 @@ export class Server {
     const options = ["--listen", `127.0.0.1:${PORT}`, "--state", this.state, "--warm", "0:1", "--uplink", "up0"];
     options.push("--templates", join(artifacts, "templates"), "--vmm", join(process.env.CUBE_BIN, "cube-vmm"));
     options.push("--images", join(artifacts, "guest"), "--images", join(artifacts, "stages"), "--image-userland", join(artifacts, "guest"));
-    options.push("--image-mirror", `registry.test=${this.registry.url}`, "--reports", this.reports);
+    options.push("--image-mirror", `registry.test=${this.registry.url}`, "--reports", this.reports, "--webhook-exception", "127.0.0.0/8");
     // Lines of the log are shown if a case fails.
     this.log = "";
     this.child = spawn(this.program, ["serve", ...options], { stdio: ["ignore", "ignore", "pipe"] });

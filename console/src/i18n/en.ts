@@ -4,6 +4,7 @@ import { count, number } from "../text";
 
 export const en = {
   common: {
+    edit: "Edit", save: "Save", pairsHint: "One `NAME=value` per line.", showNewer: "Show newer",
     actions: "Actions", cancel: "Cancel", closeMessage: "Close the message",
     copied: (what: string) => `Copied ${what}.`,
     copy: "Copy",
@@ -16,10 +17,12 @@ export const en = {
     machine: (cpus: number, memory: string, disk: string) => `${cpus} vCPU, ${memory}${disk && `, disk ${disk}`}`,
   },
   states: {
+    connecting: "connecting", unhealthy: "unhealthy",
     running: "running", paused: "paused", ready: "ready", building: "building", waiting: "waiting", error: "error", draining: "draining",
     standby: "standby",
   },
   errors: {
+    pair: (number: number) => `Line ${number} is not NAME=value.`,
     noAnswer: "The server does not answer.", refused: "The request was refused.", keyChanged: "The key was changed meanwhile.",
     tooLong: "The sandbox's answer is too long to be shown.", frameTooLong: "The sandbox sent a frame that is too long.",
     callFailed: "The call failed.", cut: "The stream was cut.", uploadTooLong: "The sandbox's answer is too long.",
@@ -29,6 +32,7 @@ export const en = {
     longest: (time: string, minutes: number) => `The longest timeout on this server is ${time} (${number(minutes)} minutes).`,
   },
   app: {
+    events: "Events", webhooks: "Webhooks",
     title: (page: string) => `${page} · cube console`,
     sandbox: "Sandbox", skip: "Skip to the content", reconnecting: "Reconnecting to the server…",
     themes: { system: "◐ System", light: "○ Light", dark: "● Dark" },
@@ -70,6 +74,7 @@ export const en = {
     range: (now: string, least: string, greatest: string) => `now ${now}, least ${least}, greatest ${greatest}`,
   },
   sandboxes: {
+    ended: "Ended in the last 7 days", noneEnded: "No sandbox has ended",
     new: "New sandbox", all: "All sandboxes",
     count: (n: number) => count(n, "sandbox", "sandboxes"),
     searchIn: "id, template or metadata", both: "Running and paused", running: "Running", paused: "Paused", none: "No sandboxes",
@@ -85,6 +90,7 @@ export const en = {
     outbound: "Outbound network", serverDefault: "Server's default", nothing: "Nothing", internet: "The internet, without private ranges",
   },
   sandbox: {
+    whatRemains: "Events of the last 7 days",
     tabs: { details: "Details", terminal: "Terminal", files: "Files", logs: "Logs", network: "Network", cells: "Cells" },
     parts: "Parts of the sandbox", ended: "ended", notHere: "This sandbox does not exist", notHereText: "It has ended, or never was",
     all: "All sandboxes", theId: "the id",
@@ -218,7 +224,7 @@ export const en = {
     start: "Start a sandbox", again: "Build again", noBuilds: "No builds",
     noBuildsInstalled: "The operator of this server installed this template. It can be used, and not changed, here.",
     noBuildsText: "No build was started.", begun: "Begun", ended: "Ended",
-    deleteAsk: (name: string) => `Delete ${name}?`,
+    deleteAsk: "Delete the template?",
     deleted: (name: string) => `${name} was deleted.`,
     deleteText: "Removes all of its builds and tags. Running sandboxes keep running.", tags: "Tags",
     tagged: (name: string, tag: string) => `${name}:${tag} names the build of ${name}.`,
@@ -261,9 +267,43 @@ export const en = {
     deleteOf: (name: string) => `Delete the snapshot ${name}`,
   },
   secrets: {
+    new: "New secret",
+    noneText: "The egress proxy adds them to requests of sandboxes, which never see them. A rule of a sandbox names one as `${e2b.secrets.NAME}`.",
+    hosts: "Hosts", anyHost: "any host", metadata: "Metadata", changed: "Changed", value: "Value",
+    editOf: (name: string) => `Edit ${name}`,
+    deleteOf: (name: string) => `Delete ${name}`,
+    deleteAsk: "Delete the secret?", deleteText: "Requests that need it fail from now on.",
+    deleted: (name: string) => `${name} was deleted.`,
+    saved: (name: string, version: number) => `Stored version ${version} of ${name}.`,
+    nameHint: "Letters, digits, hyphens and underscores.", valueHint: "It goes to the server, and comes back in no answer. For several lines, use `cube secret create --from-file`.",
+    valueAgain: "Each change needs the value again: the server does not show it.",
+    hostsHint: "Host names that the value may go to, such as `api.example.com` or `*.example.com`. None: any host.",
     names: "Names", stay: "values never leave the server", none: "No secrets",
-    noneText: "The egress proxy adds them to requests of sandboxes, which never see them. Make one with `cube secret create NAME`.",
-    version: "Version", changed: "Changed",
+    version: "Version",
+  },
+  events: {
+    title: "Events of sandboxes", kept: "kept for 7 days", sandbox: "Sandbox", type: "Event", all: "All", newer: "Newer", older: "Older",
+    wholeId: "Enter a whole id: the server has no search in events.", none: "No events", details: "Details",
+    noneRefused: "Refusals are recorded only while a webhook subscribes to them. The Network page of a sandbox always has them.",
+    kinds: {
+      created: "created", updated: "updated", paused: "paused", resumed: "resumed", checkpointed: "snapshot", moved: "moved",
+      killed: "ended", refused: "refused",
+    },
+    ran: (time: string) => `ran for ${time}`,
+    until: (time: string) => `until ${time}`,
+    refused: (destination: string, n: number) => `${destination}, ${count(n, "time")}`,
+  },
+  webhooks: {
+    new: "New webhook", all: "All webhooks", none: "No webhooks", noneText: "A webhook sends events of all sandboxes to a URL.", url: "URL",
+    events: "Events", enabled: "enabled", disabled: "disabled", enable: "Enable", disable: "Disable", edit: "Edit the webhook",
+    deliveries: "Deliveries", kept: "the last 200 attempts, until the server restarts", success: "delivered", failed: "failed",
+    noDeliveries: "No deliveries", deleteAsk: "Delete the webhook?", deleteText: "Events that were not delivered yet are lost.",
+    deleted: "The webhook was deleted.", attempts: "Attempts", lastDay: "in the last 24 hours", failedAttempts: "Failed",
+    average: "Average time",
+    range: (least: string, most: string) => `${least} to ${most}`,
+    answer: "Answer", duration: "Time", body: "Body", secret: "Secret for signatures", theSecret: "the secret",
+    secretKept: "Empty: as it is.", secretHint: "Your receiver checks signatures with it. The server does not show it again.",
+    saved: (name: string) => `Stored ${name}.`,
   },
   keys: {
     title: "Keys of this server", none: "This server takes requests without a key",

@@ -4,6 +4,7 @@ import type { Text } from ".";
 
 export const zh: Text = {
   common: {
+    edit: "编辑", save: "保存", pairsHint: "每行一个 `NAME=value`。", showNewer: "显示最新",
     actions: "操作", cancel: "取消", closeMessage: "关闭消息",
     copied: (what) => `已复制${what}。`,
     copy: "复制",
@@ -15,10 +16,12 @@ export const zh: Text = {
     machine: (cpus, memory, disk) => `${cpus} vCPU，内存 ${memory}${disk && `，磁盘 ${disk}`}`,
   },
   states: {
+    connecting: "连接中", unhealthy: "异常",
     running: "运行中", paused: "已暂停", ready: "就绪", building: "构建中", waiting: "等待中", error: "失败", draining: "排空中",
     standby: "待命",
   },
   errors: {
+    pair: (number) => `第 ${number} 行不是 NAME=value 的形式。`,
     noAnswer: "服务器无响应。", refused: "请求被拒绝。", keyChanged: "密钥在此期间已更换。", tooLong: "沙箱返回的内容过长，无法显示。",
     frameTooLong: "沙箱发送的数据帧过长。", callFailed: "调用失败。", cut: "数据流已中断。", uploadTooLong: "沙箱返回的内容过长。",
     downloadCut: "下载已中断。", uploadCut: "上传已中断。", uploadStopped: "上传已停止。", fileRefused: "文件被拒绝。",
@@ -26,6 +29,7 @@ export const zh: Text = {
     longest: (time, minutes) => `此服务器允许的最长超时为 ${time}（${number(minutes)} 分钟）。`,
   },
   app: {
+    events: "事件", webhooks: "Webhook",
     title: (page) => `${page} · cube 控制台`,
     sandbox: "沙箱", skip: "跳到主要内容", reconnecting: "正在重新连接服务器…",
     themes: { system: "◐ 跟随系统", light: "○ 浅色", dark: "● 深色" },
@@ -64,6 +68,7 @@ export const zh: Text = {
     range: (now, least, greatest) => `当前 ${now}，最小 ${least}，最大 ${greatest}`,
   },
   sandboxes: {
+    ended: "最近 7 天内结束", noneEnded: "没有已结束的沙箱",
     new: "新建沙箱", all: "全部沙箱",
     count: (n) => `${number(n)} 个沙箱`,
     searchIn: "ID、模板或元数据", both: "运行中和已暂停", running: "运行中", paused: "已暂停", none: "没有沙箱",
@@ -79,6 +84,7 @@ export const zh: Text = {
     serverDefault: "服务器默认值", nothing: "全部禁止", internet: "允许访问公网（不含私有网段）",
   },
   sandbox: {
+    whatRemains: "最近 7 天的事件",
     tabs: { details: "详情", terminal: "终端", files: "文件", logs: "日志", network: "网络", cells: "代码" },
     parts: "沙箱的各个页面", ended: "已结束", notHere: "沙箱不存在", notHereText: "它已经结束，或从未存在", all: "全部沙箱", theId: " ID",
     pausesIn: (time) => `${time}后暂停`,
@@ -200,7 +206,7 @@ export const zh: Text = {
     start: "启动沙箱", again: "重新构建", noBuilds: "没有构建",
     noBuildsInstalled: "此模板由服务器的运维人员安装，可以使用，但不能在这里修改。", noBuildsText: "尚未开始构建。", begun: "开始时间",
     ended: "结束时间",
-    deleteAsk: (name) => `删除 ${name}？`,
+    deleteAsk: "删除此模板？",
     deleted: (name) => `已删除 ${name}。`,
     deleteText: "将删除它的所有构建和标签。运行中的沙箱不受影响。", tags: "标签",
     tagged: (name, tag) => `${name}:${tag} 已指向 ${name} 的构建。`,
@@ -238,9 +244,43 @@ export const zh: Text = {
     deleteOf: (name) => `删除快照 ${name}`,
   },
   secrets: {
+    new: "新建机密",
+    noneText: "出站代理会把机密加入沙箱的请求，沙箱本身看不到它们。沙箱规则用 `${e2b.secrets.NAME}` 引用机密。",
+    hosts: "主机", anyHost: "任意主机", metadata: "元数据", changed: "修改时间", value: "值",
+    editOf: (name) => `编辑 ${name}`,
+    deleteOf: (name) => `删除 ${name}`,
+    deleteAsk: "删除此机密？", deleteText: "此后，需要它的请求都会失败。",
+    deleted: (name) => `已删除 ${name}。`,
+    saved: (name, version) => `已保存 ${name} 的版本 ${version}。`,
+    nameHint: "字母、数字、连字符和下划线。", valueHint: "值只会发送到服务器，任何响应都不会返回它。多行的值请使用 `cube secret create --from-file`。",
+    valueAgain: "服务器不会返回值，因此每次修改都需要重新输入。",
+    hostsHint: "允许接收该值的主机，例如 `api.example.com` 或 `*.example.com`。留空表示任意主机。",
     names: "机密名称", stay: "值不会离开服务器", none: "没有机密",
-    noneText: "出站代理会把机密加入沙箱的请求，沙箱本身看不到它们。使用 `cube secret create NAME` 创建。", version: "版本",
-    changed: "修改时间",
+    version: "版本",
+  },
+  events: {
+    title: "沙箱事件", kept: "保留 7 天", sandbox: "沙箱", type: "事件", all: "全部", newer: "较新", older: "较早",
+    wholeId: "请输入完整的沙箱 ID：服务器不支持事件搜索。", none: "没有事件", details: "详情",
+    noneRefused: "只有在 Webhook 订阅了该事件时才会记录被拒绝的流量。沙箱的网络页面始终会显示。",
+    kinds: {
+      created: "已创建", updated: "已更新", paused: "已暂停", resumed: "已恢复", checkpointed: "已创建快照", moved: "已迁移",
+      killed: "已结束", refused: "流量被拒绝",
+    },
+    ran: (time) => `运行了 ${time}`,
+    until: (time) => `有效至 ${time}`,
+    refused: (destination, n) => `${destination}，${number(n)} 次`,
+  },
+  webhooks: {
+    new: "新建 Webhook", all: "全部 Webhook", none: "没有 Webhook", noneText: "Webhook 会把所有沙箱的事件发送到指定的 URL。", url: "URL",
+    events: "事件", enabled: "已启用", disabled: "已停用", enable: "启用", disable: "停用", edit: "编辑 Webhook",
+    deliveries: "投递记录", kept: "最近 200 次尝试，服务器重启后清空", success: "已投递", failed: "失败",
+    noDeliveries: "没有投递记录", deleteAsk: "删除此 Webhook？", deleteText: "尚未投递的事件将丢失。",
+    deleted: "Webhook 已删除。", attempts: "尝试次数", lastDay: "最近 24 小时", failedAttempts: "失败次数",
+    average: "平均耗时",
+    range: (least, most) => `${least} 至 ${most}`,
+    answer: "响应", duration: "耗时", body: "请求体", secret: "签名密钥", theSecret: "签名密钥",
+    secretKept: "留空则保持不变。", secretHint: "接收端用它校验签名。服务器不会再次显示。",
+    saved: (name) => `已保存 ${name}。`,
   },
   keys: {
     title: "此服务器的 API 密钥", none: "此服务器不要求密钥",

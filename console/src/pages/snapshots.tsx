@@ -5,7 +5,7 @@ import { t } from "../i18n";
 import { useLive } from "../live";
 import { link, notify } from "../session";
 import { bytes, line, when } from "../text";
-import { Badge, Button, Dialog, Empty, Loaded, Panel, StateBadge } from "../ui/parts";
+import { Badge, Button, Confirm, Empty, Loaded, Panel, StateBadge } from "../ui/parts";
 import { nameOf } from "./names";
 import { NewSandbox } from "./new-sandbox";
 
@@ -34,26 +34,17 @@ export function Snapshots() {
       </Panel>
       {from && <NewSandbox from={from.snapshotID} onClose={() => setFrom(undefined)} />}
       {gone && (
-        <Dialog
+        <Confirm
           title={t.snapshots.deleteAsk}
+          name={gone.names[0] ?? gone.snapshotID}
+          text={t.snapshots.deleteText}
           onClose={() => setGone(undefined)}
-          action={
-            <Button
-              kind="danger"
-              onClick={async () => {
-                await remove(at`/templates/${gone.snapshotID}`);
-                notify("good", t.snapshots.deleted);
-                setGone(undefined);
-                live.reload();
-              }}
-            >
-              {t.common.delete}
-            </Button>
-          }
-        >
-          <p class="mono">{line(gone.names[0] ?? gone.snapshotID, 120)}</p>
-          <p class="muted">{t.snapshots.deleteText}</p>
-        </Dialog>
+          confirm={async () => {
+            await remove(at`/templates/${gone.snapshotID}`);
+            notify("good", t.snapshots.deleted);
+            live.reload();
+          }}
+        />
       )}
     </>
   );

@@ -4,7 +4,7 @@ import { t } from "../i18n";
 import { useLive } from "../live";
 import { arrival, go, link, notify, route } from "../session";
 import { bytes, line, mebibytes, number, when } from "../text";
-import { Badge, Button, Dialog, Empty, Field, Loaded, Panel, StateBadge, Table } from "../ui/parts";
+import { Badge, Button, Confirm, Empty, Field, Loaded, Panel, StateBadge, Table } from "../ui/parts";
 import { Rich } from "../ui/rich";
 import { BuildForm, BuildLog } from "./build";
 import { nameOf } from "./names";
@@ -150,24 +150,17 @@ function One({ id }: { id: string }) {
       </Loaded>
       {isNew && live.data && <NewSandbox from={live.data.names[0] ?? id} onClose={() => setIsNew(false)} />}
       {gone && (
-        <Dialog
-          title={t.templates.deleteAsk(line(name, 60))}
+        <Confirm
+          title={t.templates.deleteAsk}
+          name={name}
+          text={t.templates.deleteText}
           onClose={() => setGone(false)}
-          action={
-            <Button
-              kind="danger"
-              onClick={async () => {
-                const arrive = arrival();
-                await remove(at`/templates/${id}`);
-                arrive(t.templates.deleted(name), "templates");
-              }}
-            >
-              {t.common.delete}
-            </Button>
-          }
-        >
-          <p>{t.templates.deleteText}</p>
-        </Dialog>
+          confirm={async () => {
+            const arrive = arrival();
+            await remove(at`/templates/${id}`);
+            arrive(t.templates.deleted(name), "templates");
+          }}
+        />
       )}
     </>
   );

@@ -5,6 +5,7 @@ import { named, t } from "../i18n";
 import { useLive } from "../live";
 import { notify } from "../session";
 import { bytes, clock, line } from "../text";
+import { words } from "../ui/lists";
 import { Badge, Button, Choice, Dialog, Empty, Facts, Field, Loaded, Panel, Table } from "../ui/parts";
 import { allowing, difference, policyOf, refusedHost, REST, updateOf, whyFixed, type Policy, type Rest } from "./policy";
 
@@ -68,14 +69,12 @@ function InForce({ policy, detail, fixed, change }: { policy: Policy; detail: De
   );
 }
 
-const entries = (text: string) => [...new Set(text.split(/[\s,]+/).filter(Boolean))];
-
 /** Edits the policy, with a preview of what changes. */
 function Change({ detail, before, draft, onClose, reload }: { detail: Detail; before: Policy; draft: Policy; onClose: () => void; reload: () => void }) {
   const [rest, setRest] = useState<Rest>(draft.rest);
   const [allowed, setAllowed] = useState(draft.allowed.join("\n"));
   const [denied, setDenied] = useState(draft.denied.join("\n"));
-  const after = { rest, allowed: entries(allowed), denied: entries(denied) };
+  const after = { rest, allowed: words(allowed), denied: words(denied) };
   const changes = difference(before, after);
   const isSame = changes.every(([mark]) => mark === " ");
   const apply = async () => {

@@ -4,7 +4,7 @@ import { t } from "../i18n";
 import { useLive } from "../live";
 import { notify } from "../session";
 import { bytes, line, when } from "../text";
-import { Button, Choice, Dialog, Empty, Field, Loaded, Panel, Table } from "../ui/parts";
+import { Button, Choice, Confirm, Dialog, Empty, Field, Loaded, Panel, Table } from "../ui/parts";
 
 interface Transfer {
   name: string;
@@ -123,24 +123,16 @@ export function Files({ id }: { id: string }) {
         </Loaded>
       </div>
       {gone && live.data && (
-        <Dialog
+        <Confirm
           title={t.files.removeAsk}
+          name={gone.path}
+          verb={t.common.remove}
           onClose={() => setGone(undefined)}
-          action={
-            <Button
-              kind="danger"
-              onClick={async () => {
-                await call(live.data?.guest as Guest, "filesystem.Filesystem/Remove", { path: gone.path }, user);
-                setGone(undefined);
-                live.reload();
-              }}
-            >
-              {t.common.remove}
-            </Button>
-          }
-        >
-          <p class="guest mono">{line(gone.path, 300)}</p>
-        </Dialog>
+          confirm={async () => {
+            await call(live.data?.guest as Guest, "filesystem.Filesystem/Remove", { path: gone.path }, user);
+            live.reload();
+          }}
+        />
       )}
       {isNew && live.data && <NewDirectory at={path} guest={live.data.guest} user={user} onClose={() => setIsNew(false)} done={live.reload} />}
     </Panel>

@@ -1,14 +1,15 @@
 // One sandbox: what it is, what it does, and what can be done with it.
 import { useState } from "preact/hooks";
-import { ApiError, ask, at, post, remove, type Detail } from "../api";
+import { ApiError, ask, at, get, post, remove, type Detail, type LifecycleEvent } from "../api";
 import { Cells } from "../cells/cells";
 import { named, t } from "../i18n";
 import { useLive } from "../live";
+import { EventTable } from "../pages/events";
 import { arrival, link, notify, route } from "../session";
 import { line, mebibytes, millis, span, when } from "../text";
 import { Copy } from "../ui/copy";
 import { timeoutIn } from "../ui/minutes";
-import { Badge, Button, Dialog, Empty, Facts, Field, Loaded, Panel, StateBadge, Tabs } from "../ui/parts";
+import { Badge, Button, Confirm, Dialog, Empty, Facts, Field, Loaded, Panel, StateBadge, Tabs } from "../ui/parts";
 import { Connect } from "./connect";
 import { Egress } from "./egress";
 import { Files } from "./files";
@@ -44,11 +45,7 @@ export function SandboxPage({ id }: { id: string }) {
           <h1 class="mono">{line(id, 60)}</h1>
           <Badge tone="calm">{t.sandbox.ended}</Badge>
         </div>
-        <Panel title={t.sandbox.notHere}>
-          <Empty title={t.sandbox.notHereText}>
-            <a href={link("sandboxes")}>{t.sandbox.all}</a>
-          </Empty>
-        </Panel>
+        <Ended id={id} />
         {shellsOf(id).open.value.length > 0 && <LastScreens id={id} />}
       </>
     );
@@ -65,6 +62,25 @@ export function SandboxPage({ id }: { id: string }) {
       <Tabs label={t.sandbox.parts} current={tab} tabs={TABS.map((name) => (name === "details" ? { id: "", name: t.sandbox.tabs[name], href: link("sandboxes", id) } : { id: name, name: t.sandbox.tabs[name], href: link("sandboxes", id, name) }))} />
       <Loaded live={live}>{({ detail, headers }) => <Views detail={detail} headers={headers} tab={tab} reload={live.reload} />}</Loaded>
     </>
+  );
+}
+
+/** What the events of the last days say of a sandbox that is gone. */
+function Ended({ id }: { id: string }) {
+  const live = useLive((signal) => get<LifecycleEvent[]>(at`/events/sandboxes/${id}` + "?limit=100", signal).catch(() => []), 0, [id]);
+  if (live.data?.length === 0) {
+    return (
+      <Panel title={t.sandbox.notHere}>
+        <Empty title={t.sandbox.notHereText}>
+          <a href={link("sandboxes")}>{t.sandbox.all}</a>
+        </Empty>
+      </Panel>
+    );
+  }
+  return (
+    <Panel title={t.sandbox.whatRemains} tools={<a href={link("sandboxes")}>{t.sandbox.all}</a>}>
+      <Loaded live={live}>{(events) => <EventTable events={events} />}</Loaded>
+    </Panel>
   );
 }
 
@@ -158,22 +174,9 @@ function Kill({ id, onClose }: { id: string; onClose: () => void }) {
     const arrive = arrival();
     await remove(at`/sandboxes/${id}`);
     leaveShells(id);
-    onClose();
     arrive(t.sandbox.killed(id), "sandboxes");
   };
-  return (
-    <Dialog
-      title={t.sandbox.killAsk}
-      onClose={onClose}
-      action={
-        <Button kind="danger" onClick={kill}>
-          {t.sandbox.killOne(id.slice(0, 8))}
-        </Button>
-      }
-    >
-      <p>{t.sandbox.killText}</p>
-    </Dialog>
-  );
+  return <Confirm title={t.sandbox.killAsk} name={id} text={t.sandbox.killText} verb={t.sandbox.killOne(id.slice(0, 8))} onClose={onClose} confirm={kill} />;
 }
 
 function TakeSnapshot({ id, onClose }: { id: string; onClose: () => void }) {

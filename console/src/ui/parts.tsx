@@ -6,9 +6,10 @@ import { named, t } from "../i18n";
 import type { Live } from "../live";
 import { dialogs, notify } from "../session";
 import { line } from "../text";
+import { Rich } from "./rich";
 import { Notices } from "./notices";
 
-type Tone = "good" | "bad" | "warn" | "calm" | "info";
+export type Tone = "good" | "bad" | "warn" | "calm" | "info";
 
 export function Badge({ tone, children }: { tone: Tone; children: ComponentChildren }) {
   return <span class={`badge ${tone}`}>{children}</span>;
@@ -152,7 +153,7 @@ export function Field({ label, value, onInput, hint, isLong = false, ...rest }: 
       )}
       {hint && (
         <p class="hint" id={`${id}-hint`}>
-          {hint}
+          <Rich text={hint} />
         </p>
       )}
     </div>
@@ -179,6 +180,28 @@ export function Choice({ label, value, options, onInput }: ChoiceProps) {
         ))}
       </select>
     </div>
+  );
+}
+
+interface ChecksProps {
+  label: string;
+  value: string[];
+  options: (readonly [string, string])[];
+  onInput: (value: string[]) => void;
+}
+
+/** Several of a few. */
+export function Checks({ label, value, options, onInput }: ChecksProps) {
+  return (
+    <fieldset class="checks">
+      <legend class="label">{label}</legend>
+      {options.map(([option, name]) => (
+        <label key={option}>
+          <input type="checkbox" checked={value.includes(option)} onChange={(event) => onInput(event.currentTarget.checked ? [...value, option] : value.filter((one) => one !== option))} />
+          {name}
+        </label>
+      ))}
+    </fieldset>
   );
 }
 
@@ -231,6 +254,39 @@ export function Dialog({ title, onClose, children, action }: DialogProps) {
       </div>
       {dialogs.value.at(-1) === me && <Notices />}
     </dialog>
+  );
+}
+
+interface ConfirmProps {
+  title: string;
+  /** Of what is lost. */
+  name: string;
+  text?: string;
+  /** The word on the button. */
+  verb?: string;
+  onClose: () => void;
+  confirm: () => Promise<unknown>;
+}
+
+/** Asks before something is lost. */
+export function Confirm({ title, name, text, verb = t.common.delete, onClose, confirm }: ConfirmProps) {
+  const act = async () => {
+    await confirm();
+    onClose();
+  };
+  return (
+    <Dialog
+      title={title}
+      onClose={onClose}
+      action={
+        <Button kind="danger" onClick={act}>
+          {verb}
+        </Button>
+      }
+    >
+      <p class="guest mono">{line(name, 300)}</p>
+      {text && <p class="muted">{text}</p>}
+    </Dialog>
   );
 }
 

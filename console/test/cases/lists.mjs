@@ -1,6 +1,8 @@
 // Templates, snapshots, secrets, keys, reports.
+import { createServer } from "node:http";
 import { mkdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { RECEIVER } from "../server.mjs";
 import { assert, same } from "../until.mjs";
 
 async function dockerfile({ browser, page }) {
@@ -78,9 +80,78 @@ async function snapshots({ browser, page, kept }) {
 async function secrets({ browser, page, server }) {
   await browser.go("#/secrets");
   await page.getByText("No secrets").waitFor();
+  await page.getByRole("button", { name: "New secret" }).click();
+  const dialog = page.getByRole("dialog");
+  const save = dialog.getByRole("button", { name: "Save" });
+  await dialog.getByLabel("Name").fill("token-of-mine");
+  await dialog.getByLabel("Value").fill("never-shown");
+  await dialog.getByLabel("Hosts").fill("api.test, *.api.test");
+  await dialog.getByLabel("Metadata").fill("no pair");
+  await save.click();
+  await dialog.locator(".notice", { hasText: "Line 1 is not NAME=value." }).getByRole("button", { name: "Close the message" }).click();
+  await dialog.getByLabel("Metadata").fill("owner=me = us");
+  await save.click();
+  await page.getByText("Stored version 1 of token-of-mine.").waitFor();
+  await page.getByRole("row", { name: /token-of-mine.*api\.test, \*\.api\.test.*owner=me = us/ }).waitFor();
+  await page.getByRole("button", { name: "Edit token-of-mine" }).click();
+  await dialog.getByLabel("Value").fill("another");
+  await dialog.getByLabel("Hosts").fill("api.test");
+  await save.click();
+  await page.getByText("Stored version 2 of token-of-mine.").waitFor();
+  const [made] = await server.call("GET", "/secrets");
+  same(JSON.stringify([made.hosts, made.metadata]), '[["api.test"],{"owner":"me = us"}]', "hosts and metadata");
+  assert(!/never-shown|another/.test(await page.content()), "a value is in the page");
+  await page.getByRole("button", { name: "Delete token-of-mine" }).click();
+  await dialog.getByRole("button", { name: "Delete" }).click();
+  await page.getByText("No secrets").waitFor();
   await server.call("POST", "/secrets", { name: "token-of-mine", value: "never-shown" });
-  await page.getByText("token-of-mine").waitFor({ timeout: 10_000 });
-  assert(!(await page.content()).includes("never-shown"), "the value is in the page");
+}
+
+/** Events arrive at a receiver of this test, which refuses the first. */
+async function webhooks({ browser, page, server, kept }) {
+  const receiver = createServer((request, response) => {
+    receiver.taken = (receiver.taken ?? 0) + 1;
+    response.statusCode = receiver.taken === 1 ? 500 : 204;
+    request.resume().on("end", () => response.end());
+  });
+  const [host, port] = RECEIVER.split(":");
+  await new Promise((done) => receiver.listen(Number(port), host, done));
+  try {
+    await browser.go("#/webhooks");
+    await page.getByRole("button", { name: "New webhook" }).click();
+    const dialog = page.getByRole("dialog");
+    await dialog.getByLabel("Name").fill("mine");
+    await dialog.getByLabel("URL").fill(`http://${RECEIVER}/cube`);
+    await dialog.getByLabel("paused").uncheck();
+    assert((await dialog.getByLabel("Secret for signatures").inputValue()).length === 48, "no secret is made");
+    await dialog.getByRole("button", { name: "Save" }).click();
+    await page.getByRole("row", { name: /mine.*enabled/ }).getByRole("link").click();
+    await page.getByText("No deliveries").waitFor();
+    await server.call("POST", `/sandboxes/${kept.sandbox.sandboxID}/timeout`, { timeout: 3600 });
+    const shown = page.getByRole("group", { name: "Deliveries" });
+    await shown.getByRole("link", { name: kept.sandbox.sandboxID }).first().waitFor({ timeout: 30_000 });
+    await page.getByRole("button", { name: "Disable" }).click();
+    await page.locator(".head .badge", { hasText: "disabled" }).waitFor();
+    await page.getByRole("button", { name: "Edit" }).click();
+    await dialog.getByLabel("Name").fill("renamed");
+    await dialog.getByRole("button", { name: "Save" }).click();
+    await page.getByRole("heading", { name: "renamed" }).waitFor();
+    const [hook] = await server.call("GET", "/events/webhooks");
+    same(JSON.stringify([hook.name, hook.enabled, hook.events.length]), '["renamed",false,6]', "the webhook");
+  } finally {
+    receiver.close();
+  }
+}
+
+async function events({ browser, page, kept }) {
+  await browser.go("#/events");
+  const table = page.getByRole("group", { name: "Events" });
+  await table.getByRole("link", { name: kept.sandbox.sandboxID }).first().waitFor();
+  await page.getByLabel("Sandbox", { exact: true }).fill(kept.sandbox.sandboxID);
+  await page.getByLabel("Event", { exact: true }).selectOption("paused");
+  await table.getByText("paused", { exact: true }).first().waitFor();
+  same(await table.getByText("created", { exact: true }).count(), 0, "events of another type");
+  same(await table.locator("tbody tr").filter({ hasNotText: kept.sandbox.sandboxID }).count(), 0, "events of other sandboxes");
 }
 
 async function keys({ browser, page, server }) {
@@ -134,7 +205,9 @@ export const cases = [
   ["a template is built, its log read as it comes", false, build],
   ["only templates that clients made can be deleted", false, deletions],
   ["snapshots are a tree", false, snapshots],
-  ["secrets are names", false, secrets],
+  ["secrets are made, changed and deleted", false, secrets],
+  ["webhooks are made and changed, and show their deliveries", false, webhooks],
+  ["events are filtered", false, events],
   ["keys are names and scopes", false, keys],
   ["reports are compared", false, reports],
 ];

@@ -15,6 +15,8 @@ const PAGES = (id) => [
   ["templates", "#/templates", "All templates"],
   ["build", "#/templates/new", "What to build"],
   ["snapshots", "#/snapshots", "Snapshots by origin"],
+  ["events", "#/events", "Events of sandboxes"],
+  ["webhooks", "#/webhooks", "All webhooks"],
   ["secrets", "#/secrets", "Names"],
   ["keys", "#/keys", "Keys of this server"],
   ["reports", "#/reports", "Runs"],

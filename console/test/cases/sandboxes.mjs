@@ -133,7 +133,12 @@ async function kill({ browser, page, kept, server }) {
   const left = await server.call("GET", "/v2/sandboxes");
   assert(!left.some((one) => one.sandboxID === kept.fork.sandboxID), "the fork lives");
   await browser.go(`#/sandboxes/${kept.fork.sandboxID}`);
-  await page.getByText("It has ended, or never was").waitFor();
+  const events = page.getByRole("group", { name: "Events" });
+  await events.getByText("ended", { exact: true }).waitFor();
+  await events.getByText(/^ran for /).waitFor();
+  await browser.go("#/sandboxes");
+  await page.getByLabel("State").selectOption("ended");
+  await page.getByRole("link", { name: kept.fork.sandboxID }).waitFor();
 }
 
 export const cases = [
@@ -146,5 +151,5 @@ export const cases = [
   ["id and code to connect are copied", false, snippets],
   ["a snapshot is taken", false, snapshot],
   ["a sandbox is started from the snapshot", false, fromSnapshot],
-  ["a sandbox is killed after a question", false, kill],
+  ["a sandbox is killed after a question, and its events stay", false, kill],
 ];
