@@ -5,6 +5,7 @@ import { get } from "./api";
 import { forgetCells } from "./cells/cells";
 import { t } from "./i18n";
 import { choose, language, type Language } from "./i18n/language";
+import { Builds } from "./pages/builds";
 import { Events } from "./pages/events";
 import { Keys } from "./pages/keys";
 import { Nodes } from "./pages/nodes";
@@ -25,7 +26,7 @@ import { Button } from "./ui/parts";
 /** Whether the server is a node of a cluster. */
 const hasNodes = signal(false);
 
-const PAGES = ["overview", "sandboxes", "templates", "snapshots", "events", "webhooks", "secrets", "keys", "reports"] as const;
+const PAGES = ["overview", "sandboxes", "templates", "builds", "snapshots", "events", "webhooks", "secrets", "keys", "reports"] as const;
 
 // A server without keys answers at once; any other one asks for a key.
 function probe() {
@@ -143,6 +144,8 @@ function Page() {
       return id ? <SandboxPage key={id} id={id} /> : <Sandboxes />;
     case "templates":
       return <Templates />;
+    case "builds":
+      return <Builds />;
     case "snapshots":
       return <Snapshots />;
     case "events":

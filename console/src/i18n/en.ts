@@ -22,6 +22,7 @@ export const en = {
     standby: "standby",
   },
   errors: {
+    rule: (number: number) => `Line ${number} is not HOST HEADER: VALUE.`,
     pair: (number: number) => `Line ${number} is not NAME=value.`,
     noAnswer: "The server does not answer.", refused: "The request was refused.", keyChanged: "The key was changed meanwhile.",
     tooLong: "The sandbox's answer is too long to be shown.", frameTooLong: "The sandbox sent a frame that is too long.",
@@ -32,6 +33,7 @@ export const en = {
     longest: (time: string, minutes: number) => `The longest timeout on this server is ${time} (${number(minutes)} minutes).`,
   },
   app: {
+    builds: "Builds",
     events: "Events", webhooks: "Webhooks",
     title: (page: string) => `${page} · cube console`,
     sandbox: "Sandbox", skip: "Skip to the content", reconnecting: "Reconnecting to the server…",
@@ -86,8 +88,12 @@ export const en = {
   create: {
     snapshot: (name: string) => `Snapshot ${name}`,
     started: (id: string) => `Started ${id}.`,
-    start: "Start", template: "Template", timeout: "Timeout, minutes", timeoutHint: "The sandbox ends then. You can extend it.",
-    outbound: "Outbound network", serverDefault: "Server's default", nothing: "Nothing", internet: "The internet, without private ranges",
+    start: "Start", template: "Template", timeout: "Timeout, minutes", atEnd: "At the timeout", kill: "End", pause: "Pause",
+    outbound: "Outbound network", rest: { default: "Server's default", nothing: "Nothing", internet: "The internet, without private ranges" },
+    rules: "Exceptions and header rules", data: "Metadata and environment",
+    allowHint: "Host names, addresses or CIDR blocks, one per line. Names need the outbound network to be “Nothing”.",
+    headers: "Added headers", envs: "Environment variables", envsHint: "One `NAME=value` per line, for all processes.",
+    headersHint: "One `HOST HEADER: VALUE` per line; `${e2b.secrets.NAME}` stands for a secret. The network must allow the host, too.",
   },
   sandbox: {
     whatRemains: "Events of the last 7 days",
@@ -161,6 +167,7 @@ export const en = {
     levels: { debug: "debug", info: "info", warn: "warn", error: "error" },
   },
   network: {
+    took: "Time",
     resumeFirst: "Resume the sandbox to change its policy.", events: "Refused traffic and requests under rules",
     none: "Nothing was refused", noneText: "Refused packets and requests appear here, and requests that a header rule applies to.",
     headersFor: "Headers added for", dns: "DNS servers", proxy: "Proxy", allConnections: "all connections", inForce: "Policy in force",
@@ -217,6 +224,10 @@ export const en = {
     chart: (kind: string, title: string) => `${kind} chart ${title}`,
   },
   templates: {
+    rollBack: "Roll back", keepAs: "Tag for the present build", keepHint: "Empty: without another tag, the present build is lost.",
+    rollBackTo: (tag: string) => `Roll back to ${tag}`,
+    rollBackText: (name: string, tag: string) => `New sandboxes of ${name} start from the build of ${tag}.`,
+    rolledBack: (name: string, tag: string) => `${name} is now the build of ${tag}.`,
     build: "Build a template", all: "All templates", none: "No templates",
     noneText: "Build one from an image, or install those of this project: `cargo xtask prepare`.", buildState: "Build", onDisk: "On disk",
     starts: "Starts", builds: "Builds", updated: "Updated", installed: "installed",
@@ -245,6 +256,7 @@ export const en = {
     runs: (time: string) => `for ${time}`,
     log: "Log", noLines: "No lines yet",
   },
+  builds: { all: "Builds of all templates" },
   dockerfile: {
     line: (number: number, why: string) => `Line ${number}: ${why}`,
     secondFrom: "a second FROM: builds in several stages are not supported here", fromImage: "FROM must name an image only",

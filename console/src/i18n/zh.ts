@@ -21,6 +21,7 @@ export const zh: Text = {
     standby: "待命",
   },
   errors: {
+    rule: (number) => `第 ${number} 行不是 HOST HEADER: VALUE 的形式。`,
     pair: (number) => `第 ${number} 行不是 NAME=value 的形式。`,
     noAnswer: "服务器无响应。", refused: "请求被拒绝。", keyChanged: "密钥在此期间已更换。", tooLong: "沙箱返回的内容过长，无法显示。",
     frameTooLong: "沙箱发送的数据帧过长。", callFailed: "调用失败。", cut: "数据流已中断。", uploadTooLong: "沙箱返回的内容过长。",
@@ -29,6 +30,7 @@ export const zh: Text = {
     longest: (time, minutes) => `此服务器允许的最长超时为 ${time}（${number(minutes)} 分钟）。`,
   },
   app: {
+    builds: "构建",
     events: "事件", webhooks: "Webhook",
     title: (page) => `${page} · cube 控制台`,
     sandbox: "沙箱", skip: "跳到主要内容", reconnecting: "正在重新连接服务器…",
@@ -80,8 +82,12 @@ export const zh: Text = {
   create: {
     snapshot: (name) => `快照 ${name}`,
     started: (id) => `已启动 ${id}。`,
-    start: "启动", template: "模板", timeout: "超时（分钟）", timeoutHint: "到时沙箱将结束，之后可以延长。", outbound: "出站网络",
-    serverDefault: "服务器默认值", nothing: "全部禁止", internet: "允许访问公网（不含私有网段）",
+    start: "启动", template: "模板", timeout: "超时（分钟）", atEnd: "超时后", kill: "销毁", pause: "暂停",
+    outbound: "出站网络", rest: { default: "服务器默认值", nothing: "全部禁止", internet: "允许访问公网（不含私有网段）" },
+    rules: "例外与请求头规则", data: "元数据与环境变量",
+    allowHint: "域名、IP 地址或 CIDR，每行一个。使用域名时，出站网络必须为“全部禁止”。",
+    headers: "添加的请求头", envs: "环境变量", envsHint: "每行一个 `NAME=value`，对所有进程生效。",
+    headersHint: "每行一条 `HOST HEADER: VALUE`；`${e2b.secrets.NAME}` 代表一个机密。网络策略也必须允许该主机。",
   },
   sandbox: {
     whatRemains: "最近 7 天的事件",
@@ -149,6 +155,7 @@ export const zh: Text = {
     levels: { debug: "调试", info: "信息", warn: "警告", error: "错误" },
   },
   network: {
+    took: "耗时",
     resumeFirst: "请先恢复沙箱，再修改其网络策略。", events: "被拒绝的流量与命中规则的请求", none: "没有被拒绝的流量",
     noneText: "被拒绝的数据包和请求，以及应用了请求头规则的请求，会显示在这里。", headersFor: "添加请求头的主机", dns: "DNS 服务器",
     proxy: "代理", allConnections: "全部连接", inForce: "当前网络策略", own: "为此沙箱单独设置", serverDefault: "服务器默认值",
@@ -200,6 +207,10 @@ export const zh: Text = {
     chart: (kind, title) => `${kind} 图 ${title}`,
   },
   templates: {
+    rollBack: "回滚", keepAs: "为当前构建保留的标签", keepHint: "留空时，如果没有其他标签指向当前构建，它将丢失。",
+    rollBackTo: (tag) => `回滚到 ${tag}`,
+    rollBackText: (name, tag) => `${name} 的新沙箱将从 ${tag} 的构建启动。`,
+    rolledBack: (name, tag) => `${name} 现在指向 ${tag} 的构建。`,
     build: "构建模板", all: "全部模板", none: "没有模板", noneText: "从镜像构建一个模板，或安装本项目自带的模板：`cargo xtask prepare`。",
     buildState: "构建", onDisk: "磁盘占用", starts: "启动次数", builds: "构建", updated: "更新时间", installed: "预装",
     buildingAgain: (name) => `正在重新构建 ${name}。`,
@@ -226,6 +237,7 @@ export const zh: Text = {
     runs: (time) => `已运行 ${time}`,
     log: "日志", noLines: "暂无日志",
   },
+  builds: { all: "所有模板的构建" },
   dockerfile: {
     line: (number, why) => `第 ${number} 行：${why}`,
     secondFrom: "第二个 FROM：这里不支持多阶段构建", fromImage: "FROM 只能指定镜像", run: "这里不支持带 here-document 或选项的 RUN",

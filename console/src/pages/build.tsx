@@ -88,9 +88,9 @@ export function BuildForm() {
 /** Lines of a build's log that are kept. */
 const MOST_LINES = 2000;
 
-export function BuildLog({ template, build }: { template: string; build: string }) {
+function useBuild(template: string, build: string) {
   const [lines] = useState<LogEntry[]>([]);
-  const live = useLive(
+  return useLive(
     async (signal) => {
       let info: BuildInfo;
       do {
@@ -103,13 +103,40 @@ export function BuildLog({ template, build }: { template: string; build: string 
     1000,
     [template, build],
   );
+}
+
+type LiveBuild = ReturnType<typeof useBuild>;
+
+function Log({ live, title }: { live: LiveBuild; title: string }) {
+  return (
+    <>
+      {live.data?.reason && <Failure error={new Error(line(live.data.reason.message, 1000))} />}
+      <Panel title={title} tools={live.data && <StateBadge state={live.data.status} />}>
+        <Loaded live={live}>{(data) => (data.lines.length ? <Lines entries={data.lines} tall /> : <Empty title={t.build.noLines} />)}</Loaded>
+      </Panel>
+    </>
+  );
+}
+
+function titleOf(live: LiveBuild, template: string): string {
   const { whole } = live.data ?? {};
   const name = whole ? nameOf({ ...whole, templateID: template }) : "";
-  const own = whole?.builds.find((one) => one.buildID === build);
+  return name ? t.build.of(line(name.split(":")[0], 80)) : t.build.build;
+}
+
+/** The log of a build, as it comes. */
+export function BuildPanel({ template, build }: { template: string; build: string }) {
+  const live = useBuild(template, build);
+  return <Log live={live} title={titleOf(live, template)} />;
+}
+
+export function BuildLog({ template, build }: { template: string; build: string }) {
+  const live = useBuild(template, build);
+  const own = live.data?.whole?.builds.find((one) => one.buildID === build);
   return (
     <>
       <div class="head">
-        <h1>{name ? t.build.of(line(name.split(":")[0], 80)) : t.build.build}</h1>
+        <h1>{titleOf(live, template)}</h1>
         {own && <span class="muted">{own.finishedAt ? t.build.took(span(own.createdAt, new Date(own.finishedAt).getTime())) : t.build.runs(span(own.createdAt))}</span>}
         {live.data && <StateBadge state={live.data.status} />}
         <a class="button" href={link("templates", template)}>
@@ -117,10 +144,7 @@ export function BuildLog({ template, build }: { template: string; build: string 
         </a>
         <p class="sub mono">{line(build, 60)}</p>
       </div>
-      {live.data?.reason && <Failure error={new Error(line(live.data.reason.message, 1000))} />}
-      <Panel title={t.build.log}>
-        <Loaded live={live}>{(data) => (data.lines.length ? <Lines entries={data.lines} tall /> : <Empty title={t.build.noLines} />)}</Loaded>
-      </Panel>
+      <Log live={live} title={t.build.log} />
     </>
   );
 }

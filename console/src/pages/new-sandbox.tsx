@@ -4,8 +4,10 @@ import { all, ask, get, type Sandbox, type Snapshot, type Template } from "../ap
 import { t } from "../i18n";
 import { useLive } from "../live";
 import { arrival } from "../session";
+import { optionsOf, REST, type Rest } from "../sandbox/policy";
 import { startOf } from "../sandbox/start";
 import { line } from "../text";
+import { pairs, rules, words } from "../ui/lists";
 import { timeoutIn } from "../ui/minutes";
 import { Button, Choice, Dialog, Field, Loaded } from "../ui/parts";
 import { nameOf } from "./names";
@@ -22,19 +24,35 @@ async function origins(signal: AbortSignal): Promise<Origin[]> {
   ];
 }
 
-const ACCESS: Record<string, object> = { default: {}, none: { allow_internet_access: false }, internet: { allow_internet_access: true } };
+/** What is left out of a request if it is as on the server: `atEnd` is `kill`, `rest` is `default`, all others are empty. */
+const AS_SERVER = { minutes: "15", atEnd: "kill", metadata: "", envs: "", rest: "default", allow: "", deny: "", rules: "" };
+type Form = typeof AS_SERVER;
+
+/** Throws with what cannot be read. */
+function requestOf(form: Form): object {
+  const { allow_internet_access, ...lists } = optionsOf({ rest: form.rest as Rest, allowed: words(form.allow), denied: words(form.deny) });
+  const network = { ...lists, ...(form.rules.trim() && { rules: rules(form.rules) }) };
+  return {
+    metadata: pairs(form.metadata),
+    envVars: pairs(form.envs),
+    autoPause: form.atEnd === "pause",
+    ...(allow_internet_access !== undefined && { allow_internet_access }),
+    ...(Object.keys(network).length > 0 && { network }),
+  };
+}
 
 /** `from`: the template or snapshot that is chosen at first. */
 export function NewSandbox({ onClose, from = "" }: { onClose: () => void; from?: string }) {
   const live = useLive(origins, 0);
   const [chosen, setChosen] = useState(from);
-  const [minutes, setMinutes] = useState("15");
-  const [access, setAccess] = useState("default");
+  const [form, setForm] = useState(AS_SERVER);
+  const field = (name: keyof Form) => ({ value: form[name], onInput: (value: string) => setForm((before) => ({ ...before, [name]: value })) });
   const ids = (live.data ?? []).map(([id]) => id);
   const origin = chosen || (ids.includes("base") ? "base" : (ids[0] ?? ""));
   const create = async () => {
     const arrive = arrival();
-    const { body: made, headers } = await timeoutIn(minutes, (timeout) => ask<Sandbox>("POST", "/v2/sandboxes", { templateID: origin, timeout, ...ACCESS[access] }));
+    const request = { templateID: origin, ...requestOf(form) };
+    const { body: made, headers } = await timeoutIn(form.minutes, (timeout) => ask<Sandbox>("POST", "/v2/sandboxes", { ...request, timeout }));
     startOf.set(made.sandboxID, headers);
     onClose();
     arrive(t.create.started(made.sandboxID), "sandboxes", made.sandboxID, "terminal");
@@ -53,17 +71,26 @@ export function NewSandbox({ onClose, from = "" }: { onClose: () => void; from?:
         {(options) => (
           <>
             <Choice label={t.create.template} value={origin} onInput={setChosen} options={options} />
-            <Field label={t.create.timeout} type="number" min="1" value={minutes} onInput={setMinutes} hint={t.create.timeoutHint} />
-            <Choice
-              label={t.create.outbound}
-              value={access}
-              onInput={setAccess}
-              options={[
-                ["default", t.create.serverDefault],
-                ["none", t.create.nothing],
-                ["internet", t.create.internet],
-              ]}
-            />
+            <div class="form two">
+              <Field label={t.create.timeout} type="number" min="1" {...field("minutes")} />
+              <Choice label={t.create.atEnd} options={[["kill", t.create.kill], ["pause", t.create.pause]]} {...field("atEnd")} />
+            </div>
+            <Choice label={t.create.outbound} options={REST.map((rest) => [rest, t.create.rest[rest]])} {...field("rest")} />
+            <details>
+              <summary>{t.create.rules}</summary>
+              <div class="form">
+                <Field label={t.network.allow} isLong hint={t.create.allowHint} {...field("allow")} />
+                <Field label={t.network.deny} isLong hint={t.network.denyHint} {...field("deny")} />
+                <Field label={t.create.headers} isLong hint={t.create.headersHint} {...field("rules")} />
+              </div>
+            </details>
+            <details>
+              <summary>{t.create.data}</summary>
+              <div class="form">
+                <Field label={t.sandbox.metadata} isLong hint={t.common.pairsHint} {...field("metadata")} />
+                <Field label={t.create.envs} isLong hint={t.create.envsHint} {...field("envs")} />
+              </div>
+            </details>
           </>
         )}
       </Loaded>

@@ -4,7 +4,7 @@ import { t } from "../i18n";
 import { useLive } from "../live";
 import { arrival, go, link, notify, route } from "../session";
 import { bytes, line, mebibytes, number, when } from "../text";
-import { Badge, Button, Confirm, Empty, Field, Loaded, Panel, StateBadge, Table } from "../ui/parts";
+import { Badge, Button, Confirm, Dialog, Empty, Field, Loaded, Panel, StateBadge, Table } from "../ui/parts";
 import { Rich } from "../ui/rich";
 import { BuildForm, BuildLog } from "./build";
 import { nameOf } from "./names";
@@ -119,7 +119,7 @@ function One({ id }: { id: string }) {
       <Loaded live={live}>
         {({ builds, tags }) => (
           <>
-            <Tags name={name} tags={tags} reload={live.reload} />
+            <Tags name={name} tags={tags} isFixed={isInstalled} reload={live.reload} />
             <Panel title={t.templates.builds}>
               {builds.length === 0 ? (
                 <Empty title={t.templates.noBuilds}>{isInstalled ? t.templates.noBuildsInstalled : t.templates.noBuildsText}</Empty>
@@ -166,8 +166,10 @@ function One({ id }: { id: string }) {
   );
 }
 
-function Tags({ name, tags, reload }: { name: string; tags: Tag[]; reload: () => void }) {
+function Tags({ name, tags, isFixed, reload }: { name: string; tags: Tag[]; isFixed: boolean; reload: () => void }) {
   const [tag, setTag] = useState("");
+  const [back, setBack] = useState<Tag>();
+  const current = tags.find((one) => one.tag === "default")?.buildID;
   const assign = async () => {
     await post("/templates/tags", { target: name, tags: [tag.trim()] });
     notify("good", t.templates.tagged(name, tag.trim()));
@@ -188,7 +190,12 @@ function Tags({ name, tags, reload }: { name: string; tags: Tag[]; reload: () =>
               <td class="id">{one.buildID.slice(0, 13)}…</td>
               <td class="nowrap">{when(one.createdAt)}</td>
               <td>
-                {one.tag !== "default" && (
+                {!isFixed && one.tag !== "default" && one.buildID !== current && (
+                  <Button onClick={() => setBack(one)} label={t.templates.rollBackTo(line(one.tag, 60))}>
+                    {t.templates.rollBack}
+                  </Button>
+                )}
+                {!isFixed && one.tag !== "default" && (
                   <Button
                     kind="danger"
                     label={t.templates.removeTag(line(one.tag, 60))}
@@ -205,12 +212,41 @@ function Tags({ name, tags, reload }: { name: string; tags: Tag[]; reload: () =>
           ))}
         </Table>
       )}
-      <div class="filters">
-        <Field label={t.templates.newTag} value={tag} onInput={setTag} />
-        <Button onClick={assign} disabled={!tag.trim()}>
-          {t.templates.assign}
-        </Button>
-      </div>
+      {!isFixed && (
+        <div class="filters">
+          <Field label={t.templates.newTag} value={tag} onInput={setTag} />
+          <Button onClick={assign} disabled={!tag.trim()}>
+            {t.templates.assign}
+          </Button>
+        </div>
+      )}
+      {back && <RollBack name={name} to={back} onClose={() => setBack(undefined)} reload={reload} />}
     </Panel>
+  );
+}
+
+/** Makes a tagged build the one that the plain name means. A build without any tag is lost, so the present one can get one. */
+function RollBack({ name, to, onClose, reload }: { name: string; to: Tag; onClose: () => void; reload: () => void }) {
+  const [keep, setKeep] = useState(`before-${new Date().toISOString().slice(0, 10)}`);
+  const move = async () => {
+    if (keep.trim()) await post("/templates/tags", { target: name, tags: [keep.trim()] });
+    await post("/templates/tags", { target: `${name}:${to.tag}`, tags: ["default"] });
+    notify("good", t.templates.rolledBack(name, line(to.tag, 80)));
+    onClose();
+    reload();
+  };
+  return (
+    <Dialog
+      title={t.templates.rollBackTo(line(to.tag, 60))}
+      onClose={onClose}
+      action={
+        <Button kind="main" onClick={move}>
+          {t.templates.rollBack}
+        </Button>
+      }
+    >
+      <p>{t.templates.rollBackText(line(name, 80), line(to.tag, 80))}</p>
+      <Field label={t.templates.keepAs} value={keep} onInput={setKeep} hint={t.templates.keepHint} />
+    </Dialog>
   );
 }

@@ -48,15 +48,17 @@ export function summary(policy: Policy): string {
 
 const isName = (entry: string) => /[a-z]/i.test(entry) && !entry.includes(":");
 
+/** Options of outbound traffic, as a create and an update take them. */
+export function optionsOf({ rest, allowed, denied }: Lists): Options {
+  const denyOut = [...denied, ...(rest === "nothing" ? [ALL] : [])];
+  return { ...(allowed.length > 0 && { allowOut: allowed }), ...(denyOut.length > 0 && { denyOut }), ...(rest === "internet" && { allow_internet_access: true }) };
+}
+
 /** The update that gives a sandbox this policy, and leaves its other outbound options as they are. */
 export function updateOf(policy: Lists, detail: Detail): Update {
   const { dnsServers, egressProxy, rules } = detail.network ?? {};
-  const allowOut = policy.allowed;
-  const denyOut = [...policy.denied, ...(policy.rest === "nothing" ? [ALL] : [])];
   return {
-    ...(allowOut.length > 0 && { allowOut }),
-    ...(denyOut.length > 0 && { denyOut }),
-    ...(policy.rest === "internet" && { allow_internet_access: true }),
+    ...optionsOf(policy),
     ...(dnsServers && { dnsServers }),
     ...(egressProxy ? { egressProxy } : {}),
     ...(rules && { rules }),

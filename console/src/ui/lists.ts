@@ -24,3 +24,20 @@ export function pairsText(of: Record<string, string> | undefined): string {
     .map(([name, value]) => `${name}=${value}`)
     .join("\n");
 }
+
+interface Rule {
+  transform: { headers: Record<string, string> };
+}
+
+/** Lines of `HOST HEADER: VALUE` as header rules. The lines of a host make one rule. */
+export function rules(text: string): Record<string, Rule[]> {
+  const hosts = new Map<string, Map<string, string>>();
+  for (const [at, row] of text.split("\n").entries()) {
+    if (!row.trim()) continue;
+    const [, host = "", header = "", value = ""] = /^\s*(\S+)\s+([^\s:]+):\s*(.*?)\s*$/.exec(row) ?? [];
+    if (!host) throw new Error(t.errors.rule(at + 1));
+    const headers = hosts.get(host.toLowerCase()) ?? new Map<string, string>();
+    hosts.set(host.toLowerCase(), headers.set(header, value));
+  }
+  return Object.fromEntries([...hosts].map(([host, headers]) => [host, [{ transform: { headers: Object.fromEntries(headers) } }]]));
+}

@@ -30,6 +30,36 @@ async function shown({ browser, page, server }) {
   await server.call("DELETE", `/sandboxes/${made.sandboxID}`);
 }
 
+/** The plain name means the build of an earlier tag again; the build that it meant keeps one. */
+async function rolledBack({ browser, page, server }) {
+  const [one] = (await server.call("GET", "/templates")).filter((it) => it.aliases.includes("as-shown"));
+  const tags = async () => Object.fromEntries((await server.call("GET", `/templates/${one.templateID}/tags`)).map((tag) => [tag.tag, tag.buildID]));
+  await browser.go(`#/templates/${one.templateID}`);
+  await page.getByLabel("New tag").fill("v1");
+  await page.getByRole("button", { name: "Assign" }).click();
+  await page.getByRole("group", { name: "Tags" }).getByText("v1").waitFor();
+  const first = (await tags()).default;
+  await page.getByRole("button", { name: "Build again" }).click();
+  await page.locator(".head .badge", { hasText: "ready" }).waitFor({ timeout: 120_000 });
+  const second = (await tags()).default;
+  assert(first !== second, "the second build has not the plain name");
+  await browser.go(`#/templates/${one.templateID}`);
+  await page.getByRole("button", { name: "Roll back to v1" }).click();
+  await page.getByLabel("Tag for the present build").fill("v2");
+  await page.getByRole("dialog").getByRole("button", { name: "Roll back" }).click();
+  await page.getByText("as-shown is now the build of v1.").waitFor();
+  same(JSON.stringify(await tags()), JSON.stringify({ default: first, v1: first, v2: second }), "tags");
+}
+
+async function buildsOfAll({ browser, page }) {
+  await browser.go("#/builds");
+  await page.getByLabel("State").selectOption("error");
+  const row = page.getByRole("row", { name: /fails/ });
+  await row.getByRole("link").last().click();
+  await page.getByRole("heading", { name: "Build of fails" }).waitFor();
+  await page.locator(".log > div").first().waitFor();
+}
+
 async function failed({ browser, page }) {
   await browser.go("#/templates/new");
   await page.getByLabel("Name", { exact: true }).fill("fails");
@@ -201,7 +231,9 @@ async function reports({ browser, page, results, server }) {
 export const cases = [
   ["a Dockerfile that needs files is refused with its line", false, dockerfile],
   ["the Dockerfile that is shown builds", false, shown],
+  ["a template is rolled back to an earlier tag", false, rolledBack],
   ["a failed build has a name", false, failed],
+  ["all builds are on one page, with a log", false, buildsOfAll],
   ["a template is built, its log read as it comes", false, build],
   ["only templates that clients made can be deleted", false, deletions],
   ["snapshots are a tree", false, snapshots],

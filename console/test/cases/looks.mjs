@@ -14,6 +14,7 @@ const PAGES = (id) => [
   ["gone", "#/sandboxes/iaaaaaaaaaaaaaaaaaaa", "This sandbox does not exist"],
   ["templates", "#/templates", "All templates"],
   ["build", "#/templates/new", "What to build"],
+  ["builds", "#/builds", "Builds of all templates"],
   ["snapshots", "#/snapshots", "Snapshots by origin"],
   ["events", "#/events", "Events of sandboxes"],
   ["webhooks", "#/webhooks", "All webhooks"],

@@ -8,13 +8,42 @@ async function create({ browser, page, server, kept }) {
   await page.getByRole("button", { name: "New sandbox" }).first().click();
   await page.getByRole("dialog").getByLabel("Template").waitFor();
   await page.getByRole("dialog").getByLabel("Timeout, minutes").fill("60");
-  await page.getByRole("dialog").getByLabel("Outbound network").selectOption("none");
+  await page.getByRole("dialog").getByLabel("Outbound network").selectOption("nothing");
   await page.getByRole("button", { name: "Start", exact: true }).click();
   await page.getByText("connected", { exact: true }).waitFor();
   const id = await idOf(page);
   const detail = await server.call("GET", `/sandboxes/${id}`);
   kept.sandbox = detail;
   same(detail.state, "running", "state");
+}
+
+/** All that can be asked for at the creation. */
+async function withAll({ browser, page, server }) {
+  await browser.go("#/sandboxes");
+  await page.getByRole("button", { name: "New sandbox" }).first().click();
+  const dialog = page.getByRole("dialog");
+  await dialog.getByLabel("Template").waitFor();
+  await dialog.getByLabel("At the timeout").selectOption("pause");
+  await dialog.getByLabel("Outbound network").selectOption("nothing");
+  await dialog.getByText("Exceptions and header rules").click();
+  await dialog.getByLabel("Allow", { exact: true }).fill("api.test");
+  await dialog.getByLabel("Added headers").fill("api.test");
+  await dialog.getByText("Metadata and environment").click();
+  await dialog.getByLabel("Metadata").fill("owner=me\npurpose=a=b");
+  await dialog.getByLabel("Environment variables").fill("GREETING=hello there");
+  const start = dialog.getByRole("button", { name: "Start", exact: true });
+  await start.click();
+  await dialog.locator(".notice", { hasText: "Line 1 is not HOST HEADER: VALUE." }).getByRole("button", { name: "Close the message" }).click();
+  await dialog.getByLabel("Added headers").fill("api.test X-One: 1\napi.test X-Two: ${e2b.secrets.two}");
+  await start.click();
+  await page.getByText("connected", { exact: true }).waitFor();
+  const made = await server.call("GET", `/sandboxes/${await idOf(page)}`);
+  same(JSON.stringify(made.metadata), '{"owner":"me","purpose":"a=b"}', "metadata");
+  same(made.lifecycle.onTimeout, "pause", "at the timeout");
+  same(JSON.stringify([made.network.allowOut, made.network.denyOut]), '[["api.test"],["0.0.0.0/0"]]', "network");
+  same(JSON.stringify(made.network.rules["api.test"][0].transform.headers), '{"X-One":"1","X-Two":"${e2b.secrets.two}"}', "headers");
+  same(await server.exec(made, "echo $GREETING"), "hello there\n", "environment");
+  await server.call("DELETE", `/sandboxes/${made.sandboxID}`);
 }
 
 async function details({ browser, page, kept }) {
@@ -143,6 +172,7 @@ async function kill({ browser, page, kept, server }) {
 
 export const cases = [
   ["a sandbox is created", true, create],
+  ["a sandbox is created with metadata, variables and rules", false, withAll],
   ["its start and its figures are shown", false, details],
   ["it is found by a part of its id", false, search],
   ["it is paused and resumed", false, pauseAndResume],
