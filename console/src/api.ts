@@ -166,6 +166,7 @@ export interface Listed {
 export interface Detail extends Listed {
   envdAccessToken?: string;
   allowInternetAccess?: boolean;
+  domain?: string;
   network?: { allowOut?: string[]; denyOut?: string[]; dnsServers?: string[]; egressProxy?: unknown; rules?: Record<string, unknown>; allowPublicTraffic?: boolean };
   lifecycle?: { autoResume: boolean; onTimeout: "pause" | "kill" };
   pauseMode?: "full" | "filesystem";

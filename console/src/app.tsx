@@ -21,6 +21,7 @@ import { SandboxPage } from "./sandbox/page";
 import { leaveShells } from "./sandbox/shells";
 import { access, dialogs, key, link, online, revival, route, signOut, theme, type Theme } from "./session";
 import { Notices } from "./ui/notices";
+import { listenForPalette, openPalette, Palette } from "./ui/palette";
 import { Button } from "./ui/parts";
 
 /** Whether the server is a node of a cluster. */
@@ -47,6 +48,7 @@ effect(() => {
 export function App() {
   // While the server does not answer, its return is looked for here, not by each view.
   const isOnline = online.value;
+  useEffect(listenForPalette, []);
   useEffect(() => {
     if (isOnline) return;
     const timer = setInterval(() => void get("/teams").catch(() => undefined), 1000);
@@ -64,6 +66,7 @@ export function App() {
           <Page />
         </main>
       </div>
+      {access.value === "granted" && <Palette pages={pages().map((name) => ({ name: t.app[name], note: "", href: hrefOf(name) }))} />}
       {dialogs.value.length === 0 && <Notices />}
     </>
   );
@@ -85,6 +88,11 @@ function Header() {
       <div class="connection" role="status">
         {!online.value && <span class="badge bad">{t.app.reconnecting}</span>}
       </div>
+      {access.value === "granted" && (
+        <Button onClick={openPalette}>
+          {t.palette.title} <kbd>Ctrl K</kbd>
+        </Button>
+      )}
       <Languages />
       <Button onClick={() => (theme.value = next[theme.value])} label={t.app.theme(t.app.themes[theme.value])}>
         {t.app.themes[theme.value]}
@@ -111,19 +119,25 @@ function forget() {
   signOut();
 }
 
+type Name = (typeof PAGES)[number] | "nodes";
+
+function pages(): Name[] {
+  return hasNodes.value ? [...PAGES, "nodes"] : [...PAGES];
+}
+
+function hrefOf(name: Name): string {
+  return name === "overview" ? "#/" : link(name);
+}
+
 function Navigation() {
-  const current = route.value[0] ?? "";
-  const pages = hasNodes.value ? [...PAGES, "nodes" as const] : PAGES;
+  const current = route.value[0] ?? "overview";
   return (
     <nav class="side" aria-label={t.app.pages}>
-      {pages.map((name) => {
-        const path = name === "overview" ? "" : name;
-        return (
-          <a key={path} href={path ? link(path) : "#/"} aria-current={current === path ? "page" : undefined}>
-            {t.app[name]}
-          </a>
-        );
-      })}
+      {pages().map((name) => (
+        <a key={name} href={hrefOf(name)} aria-current={current === name ? "page" : undefined}>
+          {t.app[name]}
+        </a>
+      ))}
     </nav>
   );
 }

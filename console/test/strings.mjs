@@ -10,7 +10,7 @@ const SOURCE = fileURLToPath(new URL("../src", import.meta.url));
 /** Chinese text without Chinese characters. */
 const SAME = /^( ?ID|Dockerfile|Shell ⟨0⟩|⟨0⟩ \/ ⟨1⟩|Webhook|URL|CPU)$/;
 /** Names that are no words of a language: headers, keys, events and methods. */
-const NAMES = new Set(["Enter", "Escape", "English", "Python", "Markdown", "Authorization", "Dockerfile", "vCPUs", "print(6*7)"]);
+const NAMES = new Set(["Enter", "Escape", "English", "Python", "Markdown", "Authorization", "Dockerfile", "vCPUs", "Ctrl K", "print(6*7)"]);
 
 /** The literals of JavaScript as esbuild writes it, each with what stands before it. */
 function* literals(code) {
@@ -24,7 +24,7 @@ function* literals(code) {
 /** Whether a literal is text for people. Classes of the style sheet, addresses, code and names of headers are none. */
 function isText(text, before, isTemplate, classes) {
   const plain = isTemplate ? text.replace(/\$\{(?:[^{}]|\{[^{}]*\})*\}/g, "·") : text;
-  if (!/\p{L}{2}/u.test(plain) || /^[A-Z_]+$|^(ui-monospace|https:)/.test(plain) || NAMES.has(plain) || /jsxs?\($/.test(before)) return false;
+  if (!/\p{L}{2}/u.test(plain) || /^[A-Z_]+$|^(ui-monospace|https:|noopener)/.test(plain) || NAMES.has(plain) || /jsxs?\($/.test(before)) return false;
   if (/(children|"aria-label"|label|title|placeholder|hint|note|alt): (\[[^\]]*)?$/.test(before) && !/^(n|cube) ?=?/.test(plain)) return true;
   if (plain.split(/\s+/).every((word) => classes.has(word.replace(/-?·$/, "")) || word === "·")) return false;
   return /^[A-Z][a-z]+[.!?…]?$/.test(plain) || /(^|[\s·])[a-z]{2,},? ([a-z]{2,}|·)/i.test(plain.replace(/^(export|const|from|import|cube|FROM) [\s\S]*/, ""));

@@ -5,6 +5,7 @@ import { useLive } from "../live";
 import { notify } from "../session";
 import { bytes, line, when } from "../text";
 import { Button, Choice, Confirm, Dialog, Empty, Field, Loaded, Panel, Table } from "../ui/parts";
+import { MOST_SHOWN, View } from "./view";
 
 interface Transfer {
   name: string;
@@ -19,6 +20,7 @@ export function Files({ id }: { id: string }) {
   const [transfer, setTransfer] = useState<Transfer>();
   const [gone, setGone] = useState<Entry>();
   const [isNew, setIsNew] = useState(false);
+  const [viewed, setViewed] = useState<Entry>();
   const [dropping, setDropping] = useState(false);
   const picker = useRef<HTMLInputElement>(null);
   const live = useLive(
@@ -118,7 +120,7 @@ export function Files({ id }: { id: string }) {
       >
         <Loaded live={live}>
           {({ guest, entries }) =>
-            entries.length === 0 ? <Empty title={t.files.empty}>{t.files.emptyText}</Empty> : <Entries entries={entries} open={setPath} take={(entry) => take(guest, entry)} drop={setGone} />
+            entries.length === 0 ? <Empty title={t.files.empty}>{t.files.emptyText}</Empty> : <Entries entries={entries} open={setPath} view={setViewed} take={(entry) => take(guest, entry)} drop={setGone} />
           }
         </Loaded>
       </div>
@@ -134,6 +136,7 @@ export function Files({ id }: { id: string }) {
           }}
         />
       )}
+      {viewed && live.data && <View guest={live.data.guest} entry={viewed} user={user} take={() => take(live.data?.guest as Guest, viewed)} onClose={() => setViewed(undefined)} done={live.reload} />}
       {isNew && live.data && <NewDirectory at={path} guest={live.data.guest} user={user} onClose={() => setIsNew(false)} done={live.reload} />}
     </Panel>
   );
@@ -143,9 +146,13 @@ function inside(dir: string, name: string): string {
   return `${dir.replace(/\/+$/, "")}/${name}`;
 }
 
-/** The name under which the browser stores a file. */
+/** Windows takes these names, with any ending, for devices. */
+const DEVICES = /^(con|prn|aux|nul|com\d|lpt\d)(\.|$)/i;
+
+/** The name under which the browser stores a file: no path, not hidden, no device, with the ending of a long name. */
 export function safeName(name: string): string {
-  return line(name, 120).replace(/[\\/:*?"<>|\u{fffd}]/gu, "_").replace(/^\.+/, "_") || "file";
+  const [, stem = "", ending = ""] = /^(.*?)(\.[\w-]{1,16})?$/s.exec(line(name, 1000).replace(/[\\/:*?"<>|\u{fffd}…]/gu, "_").replace(/^\.+|[. ]+$/g, "_")) ?? [];
+  return `${DEVICES.test(stem) ? "_" : ""}${stem.slice(0, 100)}${ending}` || "file";
 }
 
 function Crumbs({ path, open }: { path: string; open: (path: string) => void }) {
@@ -171,7 +178,15 @@ function Crumbs({ path, open }: { path: string; open: (path: string) => void }) 
 /** Rows that are drawn; a directory may have more entries than a page can hold. */
 const MOST_ROWS = 1000;
 
-function Entries({ entries, open, take, drop }: { entries: Entry[]; open: (path: string) => void; take: (entry: Entry) => unknown; drop: (entry: Entry) => void }) {
+interface EntriesProps {
+  entries: Entry[];
+  open: (path: string) => void;
+  view: (entry: Entry) => void;
+  take: (entry: Entry) => unknown;
+  drop: (entry: Entry) => void;
+}
+
+function Entries({ entries, open, view, take, drop }: EntriesProps) {
   const isDirectory = (entry: Entry) => entry.type === "FILE_TYPE_DIRECTORY";
   const sorted = [...entries].sort((a, b) => Number(isDirectory(b)) - Number(isDirectory(a))).slice(0, MOST_ROWS);
   return (
@@ -183,6 +198,10 @@ function Entries({ entries, open, take, drop }: { entries: Entry[]; open: (path:
               {isDirectory(entry) ? (
                 <button type="button" class="file" onClick={() => open(entry.path)}>
                   <span class="guest">{line(entry.name, 255)}/</span>
+                </button>
+              ) : entry.type === "FILE_TYPE_FILE" && entry.size <= MOST_SHOWN ? (
+                <button type="button" class="file" onClick={() => view(entry)}>
+                  <span class="guest">{line(entry.name, 255)}</span>
                 </button>
               ) : (
                 <span class="guest">{line(entry.name, 255)}</span>
@@ -216,6 +235,7 @@ function Entries({ entries, open, take, drop }: { entries: Entry[]; open: (path:
 function NewDirectory({ at, guest, user, onClose, done }: { at: string; guest: Guest; user: string; onClose: () => void; done: () => void }) {
   const [name, setName] = useState("");
   const make = async () => {
+    if (/^\.{0,2}$|\//.test(name)) throw new Error(t.files.badName);
     await call(guest, "filesystem.Filesystem/MakeDir", { path: inside(at, name) }, user);
     onClose();
     done();

@@ -16,6 +16,7 @@ import { Files } from "./files";
 import { Logs } from "./logs";
 import { Metrics } from "./metrics";
 import { policyOf, summary } from "./policy";
+import { Ports } from "./ports";
 import { leaveShells, shellsOf } from "./shells";
 import { origin, phases, startOf } from "./start";
 import { LastScreens, TerminalView } from "./terminal";
@@ -245,6 +246,7 @@ function Details({ detail, headers }: { detail: Detail; headers: Headers }) {
         </Panel>
         <Timeline headers={headers} id={detail.sandboxID} />
       </div>
+      {detail.state === "running" && <Ports detail={detail} />}
       <Connect id={detail.sandboxID} />
       <Metrics id={detail.sandboxID} />
     </>

@@ -229,11 +229,12 @@ interface DialogProps {
   title: string;
   onClose: () => void;
   children: ComponentChildren;
-  /** The button that does it. */
-  action: ComponentChildren;
+  /** The button that does it; without one, there is nothing to cancel. */
+  action?: ComponentChildren;
+  isWide?: boolean;
 }
 
-export function Dialog({ title, onClose, children, action }: DialogProps) {
+export function Dialog({ title, onClose, children, action, isWide = false }: DialogProps) {
   const ref = useRef<HTMLDialogElement>(null);
   const id = useId();
   const me = useRef(Symbol("dialog")).current;
@@ -245,13 +246,15 @@ export function Dialog({ title, onClose, children, action }: DialogProps) {
     };
   }, []);
   return (
-    <dialog ref={ref} aria-labelledby={id} onClose={onClose}>
+    <dialog ref={ref} class={isWide ? "wide" : ""} aria-labelledby={id} onClose={onClose}>
       <h2 id={id}>{title}</h2>
       <div class="dialog-body">{children}</div>
-      <div class="dialog-tools">
-        <Button onClick={onClose}>{t.common.cancel}</Button>
-        {action}
-      </div>
+      {action && (
+        <div class="dialog-tools">
+          <Button onClick={onClose}>{t.common.cancel}</Button>
+          {action}
+        </div>
+      )}
       {dialogs.value.at(-1) === me && <Notices />}
     </dialog>
   );

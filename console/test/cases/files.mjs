@@ -2,7 +2,7 @@
 import { createHash, randomBytes } from "node:crypto";
 import { readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { assert, same } from "../until.mjs";
+import { assert, same, until } from "../until.mjs";
 
 const SIZE = 10 * 1000 * 1000;
 const sum = (bytes) => createHash("sha256").update(bytes).digest("hex");
@@ -54,8 +54,62 @@ async function names({ browser, page, kept, server }) {
   assert(!(await coming).suggestedFilename().startsWith("."), "a hidden file is stored under its name");
 }
 
+/** Windows takes CON for a device; a long name keeps its ending. */
+async function savedAs({ page, kept, server }) {
+  await server.exec(kept.sandbox, `touch /tmp/names/con.txt "/tmp/names/dots. ." /tmp/names/$(printf 'l%.0s' $(seq 200)).tar`);
+  await page.getByRole("button", { name: "Reload" }).click();
+  for (const [shown, stored] of [
+    ["Download con.txt", /^_con\.txt$/],
+    ["Download dots. .", /^dots_$/],
+    ["Download lll", /^l{100}\.tar$/],
+    ["Download <img", /^_img src=x[^<>:"/\\|?*]*\.txt$/],
+  ]) {
+    const coming = page.waitForEvent("download");
+    await page.getByRole("button", { name: shown }).click();
+    const name = (await coming).suggestedFilename();
+    assert(stored.test(name), `${shown} is stored as ${name}`);
+  }
+}
+
+/** Text and pictures are shown, small text can be changed, and not over what the sandbox has changed meanwhile. */
+async function viewed({ browser, page, kept, server, results }) {
+  const png = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAFklEQVR4nGP8z8DAwMDAxMDAwMDAAAANHQEDasKb6QAAAABJRU5ErkJggg==";
+  const files = "mkdir -p /home/user/seen && cd /home/user/seen && printf '<b>one</b>\\n\\342\\200\\256two\\n' > a.txt && head -c 64 /dev/zero > zero.bin";
+  await server.exec(kept.sandbox, `${files} && echo ${png} | base64 -d > dot.png && chown -R user /home/user/seen`);
+  await browser.go(`#/sandboxes/${kept.sandbox.sandboxID}/logs`);
+  await browser.go(`#/sandboxes/${kept.sandbox.sandboxID}/files`);
+  await page.getByRole("button", { name: "seen/" }).click();
+  const dialog = page.getByRole("dialog");
+  await page.getByRole("button", { name: "dot.png", exact: true }).click();
+  await until("the picture is drawn", () => dialog.locator("img").evaluate((image) => image.naturalWidth === 2));
+  await dialog.getByRole("button", { name: "Cancel" }).click();
+  await page.getByRole("button", { name: "zero.bin", exact: true }).click();
+  await dialog.getByText("Neither text nor a picture").waitFor();
+  await dialog.getByRole("button", { name: "Cancel" }).click();
+  await page.getByRole("button", { name: "a.txt", exact: true }).click();
+  const text = await dialog.getByLabel("Content of the file").innerText();
+  assert(text.includes("<b>one</b>") && !text.includes("\u202e"), `the text is ${text}`);
+  await browser.shot(join(results, "file.png"));
+  await dialog.getByRole("button", { name: "Edit" }).click();
+  await dialog.getByLabel("Content of the file").fill("three\n");
+  await server.exec(kept.sandbox, "echo other > /home/user/seen/a.txt");
+  await dialog.getByRole("button", { name: "Save" }).click();
+  await dialog.locator(".notice", { hasText: "changed in the sandbox meanwhile" }).getByRole("button", { name: "Close the message" }).click();
+  await dialog.getByRole("button", { name: "Cancel" }).click();
+  await page.getByRole("button", { name: "a.txt", exact: true }).click();
+  await dialog.getByText("other").waitFor();
+  await dialog.getByRole("button", { name: "Edit" }).click();
+  await dialog.getByLabel("Content of the file").fill("three\n");
+  await dialog.getByRole("button", { name: "Save" }).click();
+  await page.getByText("Saved a.txt.").waitFor();
+  same(await server.exec(kept.sandbox, "cat /home/user/seen/a.txt"), "three\n", "the file in the sandbox");
+}
+
 async function changes({ page }) {
   await page.getByRole("button", { name: "New directory" }).click();
+  await page.getByLabel("Name", { exact: true }).fill("../out");
+  await page.getByRole("button", { name: "Make" }).click();
+  await page.locator(".notice", { hasText: "A name has no" }).getByRole("button", { name: "Close the message" }).click();
   await page.getByLabel("Name", { exact: true }).fill("made here");
   await page.getByRole("button", { name: "Make" }).click();
   await page.getByRole("button", { name: "made here/" }).waitFor();
@@ -67,5 +121,7 @@ async function changes({ page }) {
 export const cases = [
   ["10 MB go in and come back", false, bothWays],
   ["names of files are text", false, names],
+  ["downloads are stored under safe names", false, savedAs],
+  ["text and pictures are shown, text is changed", false, viewed],
   ["directories are made and removed", false, changes],
 ];

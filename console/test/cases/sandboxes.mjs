@@ -119,6 +119,35 @@ async function undisturbed({ browser, page, kept, server }) {
   await page.getByRole("button", { name: "Cancel" }).click();
 }
 
+async function ports({ browser, page, kept, server }) {
+  await server.exec(kept.sandbox, "setsid -f python3 -m http.server 8123 > /dev/null 2>&1");
+  await until("the program listens", async () => (await server.exec(kept.sandbox, "ss -ltn")).includes(":8123"));
+  await browser.go(`#/sandboxes/${kept.sandbox.sandboxID}`);
+  const href = await page.getByRole("link", { name: "Open port 8123" }).getAttribute("href");
+  assert((await (await fetch(new URL(href, browser.url))).text()).includes("Directory listing"), `nothing at ${href}`);
+}
+
+/** Ctrl-K finds pages, sandboxes and templates. */
+async function palette({ browser, page, kept, server }) {
+  const made = await server.create({ metadata: { owner: "palette-test" } });
+  await browser.go("#/keys");
+  await page.getByRole("heading", { name: "Keys", exact: true }).waitFor();
+  for (const [typed, heading] of [
+    ["snap", "Snapshots"],
+    ["palette-test", made.sandboxID],
+    [kept.sandbox.sandboxID.slice(4, 14), kept.sandbox.sandboxID],
+    ["base template", "base"],
+  ]) {
+    await page.keyboard.press("Control+k");
+    await page.getByRole("combobox").fill(typed);
+    await page.getByRole("option", { name: heading }).first().waitFor();
+    await page.keyboard.press("Enter");
+    await page.getByRole("dialog").waitFor({ state: "detached" });
+    await page.getByRole("heading", { name: heading, exact: true }).waitFor();
+  }
+  await server.call("DELETE", `/sandboxes/${made.sandboxID}`);
+}
+
 async function snippets({ browser, page, kept }) {
   await browser.go(`#/sandboxes/${kept.sandbox.sandboxID}`);
   await page.getByRole("button", { name: "Copy the id" }).click();
@@ -178,6 +207,8 @@ export const cases = [
   ["it is paused and resumed", false, pauseAndResume],
   ["it is forked", false, fork],
   ["a task that ends late moves no page that is in use", false, undisturbed],
+  ["open ports have links", false, ports],
+  ["pages, sandboxes and templates are found by letters", false, palette],
   ["id and code to connect are copied", false, snippets],
   ["a snapshot is taken", false, snapshot],
   ["a sandbox is started from the snapshot", false, fromSnapshot],

@@ -1,0 +1,54 @@
+// The ports on which programs of a sandbox listen, with links.
+import type { Detail } from "../api";
+import { AGENT, guestOf, INTERPRETER, run } from "../envd";
+import { t } from "../i18n";
+import { useLive } from "../live";
+import { Badge, Button, Empty, Loaded, Panel } from "../ui/parts";
+
+/** Of lines of /proc/net/tcp and tcp6: `  0: 00000000:1F90 00000000:0000 0A …`. State 0A is LISTEN. */
+const LISTENS = /^\s*\d+:\s+[0-9A-F]+:([0-9A-F]{4})\s+[0-9A-F]+:0000\s+0A\s/gm;
+/** Of a server without a domain. */
+const NO_DOMAIN = /\.invalid$/;
+
+async function listening(id: string): Promise<number[]> {
+  const table = await run(await guestOf(id), ["cat", "/proc/net/tcp", "/proc/net/tcp6"], "user");
+  const ports = [...table.matchAll(LISTENS)].map(([, port = ""]) => Number.parseInt(port, 16));
+  return [...new Set(ports)].filter((port) => port !== AGENT).sort((a, b) => a - b);
+}
+
+/** A host name of its own, if the server has a domain; otherwise a path of this origin. */
+function addressOf({ sandboxID, domain }: Detail, port: number): string {
+  return domain && !NO_DOMAIN.test(domain) ? `${location.protocol}//${port}-${sandboxID}.${domain}/` : `/sandbox/${sandboxID}/${port}/`;
+}
+
+export function Ports({ detail }: { detail: Detail }) {
+  const live = useLive(() => listening(detail.sandboxID), 0, [detail.sandboxID]);
+  const needsToken = detail.network?.allowPublicTraffic === false;
+  return (
+    <Panel title={t.ports.title} tools={<Button onClick={live.reload}>{t.common.reload}</Button>}>
+      <Loaded live={live}>
+        {(ports) =>
+          ports.length === 0 ? (
+            <Empty title={t.ports.none} />
+          ) : (
+            <div class="pad tools">
+              {ports.map((port) =>
+                needsToken ? (
+                  <Badge key={port} tone="calm">
+                    {port}
+                  </Badge>
+                ) : (
+                  <a key={port} class="button" href={addressOf(detail, port)} target="_blank" rel="noopener noreferrer" aria-label={t.ports.open(port)}>
+                    {port}
+                    {port === INTERPRETER && <span class="muted">{t.ports.interpreter}</span>}
+                  </a>
+                ),
+              )}
+            </div>
+          )
+        }
+      </Loaded>
+      {needsToken && <p class="pad muted">{t.ports.needToken}</p>}
+    </Panel>
+  );
+}
