@@ -29,13 +29,14 @@ export const dialogs = signal<symbol[]>([]);
 let lastNotice = 0;
 const SHOWN_MS = { good: 6000, bad: 20_000 };
 
-/** Shows a message for some seconds. The same message again replaces the one before. */
+/** Shows a message for some seconds, and as long as it is pointed at. The same message again replaces the one before. */
 export function notify(kind: Notice["kind"], text: string, href?: string): void {
   lastNotice += 1;
   const id = lastNotice;
   const others = notices.value.filter((notice) => notice.text !== text);
   notices.value = [...others.slice(-3), { id, kind, text, href }];
-  setTimeout(() => dismiss(id), SHOWN_MS[kind]);
+  const leave = () => (document.querySelector(".notices:is(:hover, :focus-within)") ? void setTimeout(leave, 1000) : dismiss(id));
+  setTimeout(leave, SHOWN_MS[kind]);
 }
 
 export function dismiss(id: number): void {

@@ -62,7 +62,7 @@ export function Events() {
 
 export function EventTable({ events }: { events: LifecycleEvent[] }) {
   return (
-    <Still data={events}>
+    <Still data={events} keyOf={(event) => event.id}>
       {(shown) => (
         <Table label={t.app.events} head={[t.network.time, t.events.type, t.events.sandbox, t.sandbox.template, t.events.details, t.sandbox.metadata]}>
           {shown.map((event) => (

@@ -5,6 +5,7 @@ import { useLive } from "../live";
 import { link } from "../session";
 import { line, mebibytes, span, when } from "../text";
 import { Button, Choice, Empty, Field, Loaded, Panel, StateBadge, Table } from "../ui/parts";
+import { Still } from "../ui/still";
 import { EventTable, typeOf } from "./events";
 import { NewSandbox } from "./new-sandbox";
 
@@ -86,8 +87,16 @@ function List({ list, search, create }: { list: Listed[]; search: string; create
   }
   if (found.length === 0) return <Empty title={t.sandboxes.noMatch(line(search, 60))} />;
   return (
+    <Still data={found} keyOf={(one) => one.sandboxID}>
+      {(rows) => <Rows rows={rows} />}
+    </Still>
+  );
+}
+
+function Rows({ rows }: { rows: Listed[] }) {
+  return (
     <Table label={t.app.sandboxes} head={[t.sandboxes.sandbox, t.common.state, t.sandboxes.template, t.sandboxes.started, t.sandboxes.endsIn, t.common.size, t.sandboxes.metadata]}>
-      {found.map((one) => (
+      {rows.map((one) => (
         <tr key={one.sandboxID}>
           <td>
             <a class="id" href={link("sandboxes", one.sandboxID)}>

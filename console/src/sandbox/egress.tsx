@@ -7,6 +7,7 @@ import { notify } from "../session";
 import { bytes, clock, line } from "../text";
 import { words } from "../ui/lists";
 import { Badge, Button, Choice, Dialog, Empty, Facts, Field, Loaded, Panel, Table } from "../ui/parts";
+import { Still } from "../ui/still";
 import { allowing, difference, policyOf, refusedHost, REST, updateOf, whyFixed, type Policy, type Rest } from "./policy";
 
 const EVERY_MS = 1000;
@@ -23,7 +24,9 @@ export function Egress({ id, detail, reload }: { id: string; detail: Detail; rel
         <Loaded live={live}>
           {(events) =>
             events.length ? (
-              <Events events={events} policy={policy} allow={fixed === undefined ? (host) => setDraft(allowing(policy, host)) : undefined} />
+              <Still data={events.toReversed()} keyOf={keyOf}>
+                {(rows) => <Events events={rows} policy={policy} allow={fixed === undefined ? (host) => setDraft(allowing(policy, host)) : undefined} />}
+              </Still>
             ) : (
               <Empty title={t.network.none}>{t.network.noneText}</Empty>
             )
@@ -114,15 +117,17 @@ function Change({ detail, before, draft, onClose, reload }: { detail: Detail; be
   );
 }
 
+const keyOf = (event: NetworkEvent) => `${event.timestamp} ${event.destination} ${event.name} ${event.protocol}`;
+
 function Events({ events, policy, allow }: { events: NetworkEvent[]; policy: Policy; allow: ((host: string) => void) | undefined }) {
   return (
     <div aria-live="polite">
       <span class="sr">{t.network.count(events.length)}</span>
       <Table label={t.network.events} head={[t.network.time, t.network.verdict, t.network.destination, t.network.protocol, t.network.request, `#${t.network.times}`, ""]}>
-        {[...events].reverse().map((event) => {
+        {events.map((event) => {
           const host = refusedHost(event, policy);
           return (
-            <tr key={`${event.timestamp} ${event.destination} ${event.name} ${event.protocol}`}>
+            <tr key={keyOf(event)}>
               <td class="nowrap">{clock(event.timestamp)}</td>
               <td>{verdict(event)}</td>
               <td>

@@ -137,6 +137,20 @@ async function secrets({ browser, page, server }) {
   await server.call("POST", "/secrets", { name: "token-of-mine", value: "never-shown" });
 }
 
+/** While the pointer is on the rows, none of them moves; newer ones are shown when it leaves. */
+async function still({ browser, page, server }) {
+  await browser.go("#/sandboxes");
+  const first = page.getByRole("group", { name: "Sandboxes" }).locator("tbody tr").first();
+  const id = await first.getByRole("link").innerText();
+  await first.hover();
+  const made = await server.create();
+  await page.getByRole("button", { name: "Show newer" }).waitFor({ timeout: 20_000 });
+  same(await first.getByRole("link").innerText(), id, "the row under the pointer");
+  await page.mouse.move(0, 0);
+  await page.getByRole("link", { name: made.sandboxID }).waitFor();
+  await server.call("DELETE", `/sandboxes/${made.sandboxID}`);
+}
+
 /** Events arrive at a receiver of this test, which refuses the first. */
 async function webhooks({ browser, page, server, kept }) {
   const receiver = createServer((request, response) => {
@@ -239,6 +253,7 @@ export const cases = [
   ["snapshots are a tree", false, snapshots],
   ["secrets are made, changed and deleted", false, secrets],
   ["webhooks are made and changed, and show their deliveries", false, webhooks],
+  ["rows under the pointer stay where they are", false, still],
   ["events are filtered", false, events],
   ["keys are names and scopes", false, keys],
   ["reports are compared", false, reports],
