@@ -53,7 +53,7 @@ export function number(value: number, digits = 0): string {
 }
 
 function inUnit(value: number, unit: string, digits = 0): string {
-  return numbers({ style: "unit", unit, unitDisplay: "short", minimumFractionDigits: digits, maximumFractionDigits: digits }).format(value);
+  return numbers({ style: "unit", unit, unitDisplay: "short", maximumFractionDigits: digits }).format(value);
 }
 
 export function percent(share: number, digits = 0): string {

@@ -8,7 +8,7 @@ import { assert } from "./until.mjs";
 
 const SOURCE = fileURLToPath(new URL("../src", import.meta.url));
 /** Chinese text without Chinese characters. */
-const SAME = /^( ?ID|Dockerfile|Shell ⟨0⟩|⟨0⟩ \/ ⟨1⟩|Webhook|URL|CPU)$/;
+const SAME = /^( ?ID|Dockerfile|Shell ⟨0⟩|⟨0⟩ \/ ⟨1⟩|，|Webhook|URL|CPU)$/;
 /** Names that are no words of a language: headers, keys, events and methods. */
 const NAMES = new Set(["Enter", "Escape", "English", "Python", "Markdown", "Authorization", "Dockerfile", "vCPUs", "Ctrl K", "print(6*7)"]);
 

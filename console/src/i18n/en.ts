@@ -4,7 +4,7 @@ import { count, number } from "../text";
 
 export const en = {
   common: {
-    edit: "Edit", save: "Save", pairsHint: "One `NAME=value` per line.", showNewer: "Show newer",
+    edit: "Edit", close: "Close", save: "Save", pairsHint: "One `NAME=value` per line.", showNewer: "Show newer", comma: ", ",
     actions: "Actions", cancel: "Cancel", closeMessage: "Close the message", copied: (what: string) => `Copied ${what}.`, copy: "Copy",
     copyOf: (what: string) => `Copy ${what}`,
     created: "Created", delete: "Delete", id: "Id", live: "live", loading: "Loading", messages: "Messages", name: "Name", no: "no",

@@ -4,7 +4,7 @@ import type { Text } from ".";
 
 export const zh: Text = {
   common: {
-    edit: "编辑", save: "保存", pairsHint: "每行一个 `NAME=value`。", showNewer: "显示最新",
+    edit: "编辑", close: "关闭", save: "保存", pairsHint: "每行一个 `NAME=value`。", showNewer: "显示最新", comma: "，",
     actions: "操作", cancel: "取消", closeMessage: "关闭消息", copied: (what) => `已复制${what}。`, copy: "复制",
     copyOf: (what) => `复制${what}`,
     created: "创建时间", delete: "删除", id: "ID", live: "实时", loading: "加载中", messages: "消息", name: "名称", no: "否", none: "无",
@@ -23,7 +23,7 @@ export const zh: Text = {
     frameTooLong: "沙箱发送的数据帧过长。", callFailed: "调用失败。", cut: "数据流已中断。", uploadTooLong: "沙箱返回的内容过长。",
     downloadCut: "下载已中断。", uploadCut: "上传已中断。", uploadStopped: "上传已停止。", fileRefused: "文件被拒绝。",
     resultTooLong: "结果过长，无法显示。", noCopy: "浏览器不允许复制：请选中文本后手动复制。", minutes: "请输入大于零的分钟数。",
-    longest: (time, minutes) => `此服务器允许的最长超时为 ${time}（${number(minutes)} 分钟）。`,
+    longest: (time, minutes) => `此服务器允许的最长超时为${time}（${number(minutes)} 分钟）。`,
   },
   app: {
     builds: "构建", events: "事件", webhooks: "Webhook", title: (page) => `${page} · cube 控制台`,
@@ -184,7 +184,7 @@ export const zh: Text = {
     sources: { dockerfile: "Dockerfile", image: "镜像", template: "模板" },
     dockerfileHint: (installed) => `FROM 可以是镜像${installed && `，也可以是预装模板（${installed}）`}。还支持 RUN、ENV、ARG、WORKDIR、USER、CMD、ENTRYPOINT。COPY 和 ADD 请使用 \`cube template build\`。`,
     image: "镜像", template: "模板", startCommand: "启动命令（可选）", readyCommand: "就绪检查命令（可选）", memory: "内存（MiB）",
-    build: "构建", of: (name) => `${name} 的构建`, took: (time) => `耗时 ${time}`, runs: (time) => `已运行 ${time}`,
+    build: "构建", of: (name) => `${name} 的构建`, took: (time) => `耗时${time}`, runs: (time) => `已运行${time}`,
     log: "日志", noLines: "暂无日志",
   },
   builds: { all: "所有模板的构建" },
@@ -219,7 +219,7 @@ export const zh: Text = {
       created: "已创建", updated: "已更新", paused: "已暂停", resumed: "已恢复", checkpointed: "已创建快照", moved: "已迁移",
       killed: "已结束", refused: "流量被拒绝",
     },
-    ran: (time) => `运行了 ${time}`, until: (time) => `有效至 ${time}`, refused: (destination, n) => `${destination}，${number(n)} 次`,
+    ran: (time) => `运行了${time}`, until: (time) => `有效至 ${time}`, refused: (destination, n) => `${destination}，${number(n)} 次`,
   },
   webhooks: {
     new: "新建 Webhook", all: "全部 Webhook", none: "没有 Webhook", noneText: "Webhook 会把所有沙箱的事件发送到指定的 URL。", url: "URL",
@@ -243,13 +243,13 @@ export const zh: Text = {
     none: "尚未打开报告",
     noneText: "`cube-bench run` 会生成一个包含 `report.json` 的目录。打开多个报告时，都与第一个比较。文件只留在浏览器中。",
     onServer: "服务器上的测试结果", written: "写入时间", compare: "对比", compareOf: (name) => `对比 ${name}`,
-    run: "测试", started: "开始时间", host: "主机", ended: "结束方式", gates: "门限", commit: "提交", unknown: "未知",
+    run: "测试", started: "开始时间", host: "主机", ended: "结束方式", gates: "门禁", commit: "提交", unknown: "未知",
     missed: (n) => `${number(n)} 项未达标`, met: (n) => `${number(n)} 项达标`, timesOf: (name) => `${name} 的耗时`,
     failed: "失败", toFirst: "P50 与第一个之比",
   },
   nodes: {
     one: "本机", all: "集群节点", none: "没有节点", node: "节点", status: "状态", cpu: "CPU", memory: "内存", disks: "磁盘",
-    creates: "创建次数", version: (version, commit) => `版本 ${version}${commit && `，${commit}`}`, since: (time) => `已持续 ${time}`,
+    creates: "创建次数", version: (version, commit) => `版本 ${version}${commit && `，${commit}`}`, since: (time) => `已持续${time}`,
     stuck: (list) => `无法迁移：${list}`, stuckOne: (id, why) => `${id}（${why}）`, lost: (n) => `${number(n)} 个沙箱无法访问`,
     running: (n) => `${number(n)} 个运行中`,
     others: (starting, paused, builds) => `${starting} 个启动中，${paused} 个已暂停，${builds} 个构建`,

@@ -100,5 +100,5 @@ export function detailsOf({ eventData: { reason, execution, set_timeout, network
     set_timeout && t.events.until(when(set_timeout)),
     network && t.events.refused(line(network.name || network.destination, 120), network.count ?? 1),
   ];
-  return parts.filter(Boolean).join(", ") || "–";
+  return parts.filter(Boolean).join(t.common.comma) || "–";
 }

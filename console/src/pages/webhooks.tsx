@@ -48,7 +48,7 @@ function List() {
                     <td>
                       <span class="guest mono">{line(hook.url, 200)}</span>
                     </td>
-                    <td>{hook.events.map(kindText).join(", ")}</td>
+                    <td>{hook.events.map(kindText).join(t.common.comma)}</td>
                     <td class="nowrap">{when(hook.createdAt)}</td>
                   </tr>
                 ))}
@@ -97,7 +97,7 @@ function One({ id }: { id: string }) {
             <Facts
               of={[
                 [t.webhooks.url, <span class="guest mono">{line(one.url, 2048)}</span>],
-                [t.webhooks.events, one.events.map(kindText).join(", ")],
+                [t.webhooks.events, one.events.map(kindText).join(t.common.comma)],
                 [t.common.created, when(one.createdAt)],
               ]}
             />

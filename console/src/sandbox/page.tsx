@@ -68,7 +68,7 @@ export function SandboxPage({ id }: { id: string }) {
 
 /** What the events of the last days say of a sandbox that is gone. */
 function Ended({ id }: { id: string }) {
-  const live = useLive((signal) => get<LifecycleEvent[]>(at`/events/sandboxes/${id}` + "?limit=100", signal).catch(() => []), 0, [id]);
+  const live = useLive((signal) => get<LifecycleEvent[]>(at`/events/sandboxes/${id}` + "?limit=100", signal).catch(() => []), 3000, [id]);
   if (live.data?.length === 0) {
     return (
       <Panel title={t.sandbox.notHere}>

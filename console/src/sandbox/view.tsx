@@ -59,12 +59,13 @@ export function View({ guest, entry, user, take, onClose, done }: Props) {
     onClose();
     done();
   };
-  // A text field makes every line end a line feed.
-  const isEditable = before !== undefined && before.length <= MOST_EDITED && !before.includes("\r");
+  // A text field would show some characters as they are, and makes every line end a line feed.
+  const isEditable = before !== undefined && before.length <= MOST_EDITED && clean(before, MOST_EDITED) === before;
   return (
     <Dialog
       title={line(entry.name, 120)}
       isWide
+      leave={draft === undefined ? t.common.close : t.common.cancel}
       onClose={onClose}
       action={
         <>

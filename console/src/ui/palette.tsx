@@ -75,8 +75,9 @@ function Open({ pages }: { pages: Target[] }) {
   };
   return (
     <Dialog title={t.palette.title} onClose={close}>
-      <input type="text" role="combobox" aria-label={t.palette.find} aria-expanded="true" aria-controls={id} aria-activedescendant={found.length ? `${id}-${chosen}` : undefined} autocomplete="off" value={typed} onInput={(event) => typing(event.currentTarget.value)} onKeyDown={pressed} />
-      <ul id={id} class="palette" role="listbox" aria-label={t.palette.title}>
+      <input type="text" role="combobox" aria-label={t.palette.find} aria-expanded={found.length > 0} aria-controls={id} aria-activedescendant={found.length ? `${id}-${chosen}` : undefined} autocomplete="off" value={typed} onInput={(event) => typing(event.currentTarget.value)} onKeyDown={pressed} />
+      {found.length === 0 && <p class="muted">{t.sandboxes.noMatch(line(typed, 60))}</p>}
+      <ul id={id} hidden={found.length === 0} class="palette" role="listbox" aria-label={t.palette.title}>
         {found.map((target, n) => (
           <li key={target.href} id={`${id}-${n}`} role="option" aria-selected={n === chosen} onClick={() => open(target)}>
             <span class="guest">{target.name}</span>
@@ -84,7 +85,6 @@ function Open({ pages }: { pages: Target[] }) {
           </li>
         ))}
       </ul>
-      {found.length === 0 && <p class="muted">{t.sandboxes.noMatch(line(typed, 60))}</p>}
     </Dialog>
   );
 }

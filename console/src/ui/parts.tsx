@@ -231,10 +231,12 @@ interface DialogProps {
   children: ComponentChildren;
   /** The button that does it; without one, there is nothing to cancel. */
   action?: ComponentChildren;
+  /** The word on the button that does nothing. */
+  leave?: string;
   isWide?: boolean;
 }
 
-export function Dialog({ title, onClose, children, action, isWide = false }: DialogProps) {
+export function Dialog({ title, onClose, children, action, leave = t.common.cancel, isWide = false }: DialogProps) {
   const ref = useRef<HTMLDialogElement>(null);
   const id = useId();
   const me = useRef(Symbol("dialog")).current;
@@ -251,7 +253,7 @@ export function Dialog({ title, onClose, children, action, isWide = false }: Dia
       <div class="dialog-body">{children}</div>
       {action && (
         <div class="dialog-tools">
-          <Button onClick={onClose}>{t.common.cancel}</Button>
+          <Button onClick={onClose}>{leave}</Button>
           {action}
         </div>
       )}

@@ -73,36 +73,42 @@ async function savedAs({ page, kept, server }) {
 
 /** Text and pictures are shown, small text can be changed, and not over what the sandbox has changed meanwhile. */
 async function viewed({ browser, page, kept, server, results }) {
-  const png = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAFklEQVR4nGP8z8DAwMDAxMDAwMDAAAANHQEDasKb6QAAAABJRU5ErkJggg==";
-  const files = "mkdir -p /home/user/seen && cd /home/user/seen && printf '<b>one</b>\\n\\342\\200\\256two\\n' > a.txt && head -c 64 /dev/zero > zero.bin";
+  const png = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAEUlEQVR4nGP4z8AARAxg8j8AG/ID/fPnS7EAAAAASUVORK5CYII=";
+  const files = "mkdir -p /home/user/seen && cd /home/user/seen && printf '<b>one</b>\\n\\342\\200\\256two\\n' > a.txt && echo one > b.txt && head -c 64 /dev/zero > zero.bin";
   await server.exec(kept.sandbox, `${files} && echo ${png} | base64 -d > dot.png && chown -R user /home/user/seen`);
   await browser.go(`#/sandboxes/${kept.sandbox.sandboxID}/logs`);
   await browser.go(`#/sandboxes/${kept.sandbox.sandboxID}/files`);
   await page.getByRole("button", { name: "seen/" }).click();
   const dialog = page.getByRole("dialog");
-  await page.getByRole("button", { name: "dot.png", exact: true }).click();
+  const content = dialog.getByLabel("Content of the file");
+  const open = (name) => page.getByRole("button", { name, exact: true }).click();
+  const close = () => dialog.getByRole("button", { name: "Close", exact: true }).click();
+  await open("dot.png");
   await until("the picture is drawn", () => dialog.locator("img").evaluate((image) => image.naturalWidth === 2));
-  await dialog.getByRole("button", { name: "Cancel" }).click();
-  await page.getByRole("button", { name: "zero.bin", exact: true }).click();
+  await close();
+  await open("zero.bin");
   await dialog.getByText("Neither text nor a picture").waitFor();
-  await dialog.getByRole("button", { name: "Cancel" }).click();
-  await page.getByRole("button", { name: "a.txt", exact: true }).click();
-  const text = await dialog.getByLabel("Content of the file").innerText();
+  await close();
+  await open("a.txt");
+  const text = await content.innerText();
   assert(text.includes("<b>one</b>") && !text.includes("\u202e"), `the text is ${text}`);
+  same(await dialog.getByRole("button", { name: "Edit" }).count(), 0, "buttons that edit what is not shown as it is");
   await browser.shot(join(results, "file.png"));
-  await dialog.getByRole("button", { name: "Edit" }).click();
-  await dialog.getByLabel("Content of the file").fill("three\n");
-  await server.exec(kept.sandbox, "echo other > /home/user/seen/a.txt");
+  await close();
+  const change = async () => {
+    await open("b.txt");
+    await dialog.getByRole("button", { name: "Edit" }).click();
+    await content.fill("three\n");
+  };
+  await change();
+  await server.exec(kept.sandbox, "echo other > /home/user/seen/b.txt");
   await dialog.getByRole("button", { name: "Save" }).click();
   await dialog.locator(".notice", { hasText: "changed in the sandbox meanwhile" }).getByRole("button", { name: "Close the message" }).click();
   await dialog.getByRole("button", { name: "Cancel" }).click();
-  await page.getByRole("button", { name: "a.txt", exact: true }).click();
-  await dialog.getByText("other").waitFor();
-  await dialog.getByRole("button", { name: "Edit" }).click();
-  await dialog.getByLabel("Content of the file").fill("three\n");
+  await change();
   await dialog.getByRole("button", { name: "Save" }).click();
-  await page.getByText("Saved a.txt.").waitFor();
-  same(await server.exec(kept.sandbox, "cat /home/user/seen/a.txt"), "three\n", "the file in the sandbox");
+  await page.getByText("Saved b.txt.").waitFor();
+  same(await server.exec(kept.sandbox, "cat /home/user/seen/b.txt"), "three\n", "the file in the sandbox");
 }
 
 async function changes({ page }) {

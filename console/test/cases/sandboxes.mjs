@@ -193,7 +193,7 @@ async function kill({ browser, page, kept, server }) {
   await browser.go(`#/sandboxes/${kept.fork.sandboxID}`);
   const events = page.getByRole("group", { name: "Events" });
   await events.getByText("ended", { exact: true }).waitFor();
-  await events.getByText(/^ran for /).waitFor();
+  await events.getByText(/ran for /).waitFor();
   await browser.go("#/sandboxes");
   await page.getByLabel("State").selectOption("ended");
   await page.getByRole("link", { name: kept.fork.sandboxID }).waitFor();
