@@ -168,7 +168,7 @@ export interface Detail extends Listed {
   allowInternetAccess?: boolean;
   domain?: string;
   network?: { allowOut?: string[]; denyOut?: string[]; dnsServers?: string[]; egressProxy?: unknown; rules?: Record<string, unknown>; allowPublicTraffic?: boolean };
-  lifecycle?: { autoResume: boolean; onTimeout: "pause" | "kill" };
+  lifecycle?: { autoResume: boolean; onTimeout: "pause" | "kill"; onActivity?: unknown };
   pauseMode?: "full" | "filesystem";
 }
 

@@ -100,7 +100,7 @@ export const en = {
     phases: (n: number) => `${count(n, "phase")}, milliseconds from the accepted request`, starts: { warm: "warm", restored: "restored" },
   },
   ports: {
-    title: "Open ports", none: "No program listens on a port", needToken: "Its ports need the traffic token: use an SDK.", interpreter: "code interpreter",
+    title: "Open ports", none: "No program listens on a port", look: "Look", notAsked: "Looking moves the deadline of this sandbox", needToken: "Its ports need the traffic token: use an SDK.", interpreter: "code interpreter",
     open: (port: number) => `Open port ${port}`,
   },
   connect: {

@@ -92,7 +92,7 @@ export const zh: Text = {
     phases: (n) => `${number(n)} 个阶段，自接受请求起的毫秒数`, starts: { warm: "预热", restored: "从快照恢复" },
   },
   ports: {
-    title: "开放端口", none: "没有程序在监听端口", needToken: "访问端口需要流量令牌：请使用 SDK。", interpreter: "代码解释器",
+    title: "开放端口", none: "没有程序在监听端口", look: "查看", notAsked: "查看端口会延长此沙箱的超时时间", needToken: "访问端口需要流量令牌：请使用 SDK。", interpreter: "代码解释器",
     open: (port) => `打开端口 ${port}`,
   },
   connect: {

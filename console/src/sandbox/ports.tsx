@@ -1,4 +1,5 @@
 // The ports on which programs of a sandbox listen, with links.
+import { useState } from "preact/hooks";
 import type { Detail } from "../api";
 import { AGENT, guestOf, INTERPRETER, run } from "../envd";
 import { t } from "../i18n";
@@ -22,14 +23,17 @@ function addressOf({ sandboxID, domain }: Detail, port: number): string {
 }
 
 export function Ports({ detail }: { detail: Detail }) {
-  const live = useLive(() => listening(detail.sandboxID), 0, [detail.sandboxID]);
+  // A request to such a sandbox moves its deadline: looking at its details must not.
+  const [isAsked, setIsAsked] = useState(!detail.lifecycle?.onActivity);
+  const live = useLive(async () => (isAsked ? listening(detail.sandboxID) : null), 0, [detail.sandboxID, isAsked]);
+  const look = () => (isAsked ? live.reload() : setIsAsked(true));
   const needsToken = detail.network?.allowPublicTraffic === false;
   return (
-    <Panel title={t.ports.title} tools={<Button onClick={live.reload}>{t.common.reload}</Button>}>
+    <Panel title={t.ports.title} tools={<Button onClick={look}>{isAsked ? t.common.reload : t.ports.look}</Button>}>
       <Loaded live={live}>
         {(ports) =>
-          ports.length === 0 ? (
-            <Empty title={t.ports.none} />
+          !ports?.length ? (
+            <Empty title={ports ? t.ports.none : t.ports.notAsked} />
           ) : (
             <div class="pad tools">
               {ports.map((port) =>
