@@ -123,6 +123,8 @@ async function ports({ browser, page, kept, server }) {
   await server.exec(kept.sandbox, "setsid -f python3 -m http.server 8123 > /dev/null 2>&1");
   await until("the program listens", async () => (await server.exec(kept.sandbox, "ss -ltn")).includes(":8123"));
   await browser.go(`#/sandboxes/${kept.sandbox.sandboxID}`);
+  // The page may be open since before the program listened: it looks when it is opened, and when it is told to.
+  await page.getByRole("button", { name: "Reload", exact: true }).click();
   const href = await page.getByRole("link", { name: "Open port 8123" }).getAttribute("href");
   assert((await (await fetch(new URL(href, browser.url))).text()).includes("Directory listing"), `nothing at ${href}`);
 }
