@@ -59,7 +59,7 @@ async function cells(world) {
     ["javascript", "6 * 7"],
     ["bash", "echo $((6*7))"],
   ]) {
-    await page.getByLabel("Language").selectOption(language);
+    await page.getByLabel("Language", { exact: true }).selectOption(language);
     assert((await said(code)).includes("42"), `a cell in ${language}`);
   }
   same(await browser.overflow(), 0, "pixels beyond the window");
