@@ -39,7 +39,11 @@ async function rolledBack({ browser, page, server }) {
   await page.getByRole("button", { name: "Assign" }).click();
   await page.getByRole("group", { name: "Tags" }).getByText("v1").waitFor();
   const first = (await tags()).default;
-  await page.getByRole("button", { name: "Build again" }).click();
+  // A new build takes only the plain name. "Build again" would take over v1, too, because it replaces its build.
+  await browser.go("#/templates/new");
+  await page.getByLabel("Name", { exact: true }).fill("as-shown");
+  await page.getByRole("button", { name: "Build", exact: true }).click();
+  await page.getByRole("heading", { name: "Build of as-shown" }).waitFor();
   await page.locator(".head .badge", { hasText: "ready" }).waitFor({ timeout: 120_000 });
   const second = (await tags()).default;
   assert(first !== second, "the second build has not the plain name");
