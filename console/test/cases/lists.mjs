@@ -126,7 +126,7 @@ async function secrets({ browser, page, server }) {
   await dialog.getByLabel("Metadata").fill("owner=me = us");
   await save.click();
   await page.getByText("Stored version 1 of token-of-mine.").waitFor();
-  await page.getByRole("row", { name: /token-of-mine.*api\.test, \*\.api\.test.*owner=me = us/ }).waitFor();
+  await page.getByRole("row", { name: /token-of-mine.*\*\.api\.test, api\.test.*owner=me = us/ }).waitFor();
   await page.getByRole("button", { name: "Edit token-of-mine" }).click();
   await dialog.getByLabel("Value").fill("second-value");
   await dialog.getByLabel("Hosts").fill("api.test");
