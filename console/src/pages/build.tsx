@@ -4,7 +4,7 @@ import { t } from "../i18n";
 import { useLive } from "../live";
 import { arrival, link } from "../session";
 import { line, span } from "../text";
-import { Button, Choice, Empty, Failure, Field, Loaded, Panel, StateBadge } from "../ui/parts";
+import { Button, Choice, Empty, Field, Loaded, Panel, StateBadge } from "../ui/parts";
 import { Rich } from "../ui/rich";
 import { Lines } from "../sandbox/logs";
 import { readDockerfile } from "./dockerfile";
@@ -110,7 +110,11 @@ type LiveBuild = ReturnType<typeof useBuild>;
 function Log({ live, title }: { live: LiveBuild; title: string }) {
   return (
     <>
-      {live.data?.reason && <Failure error={new Error(line(live.data.reason.message, 1000))} />}
+      {live.data?.reason && (
+        <div class="failure" role="alert">
+          <p class="guest">{line(live.data.reason.message, 1000)}</p>
+        </div>
+      )}
       <Panel title={title} tools={live.data && <StateBadge state={live.data.status} />}>
         <Loaded live={live}>{(data) => (data.lines.length ? <Lines entries={data.lines} tall /> : <Empty title={t.build.noLines} />)}</Loaded>
       </Panel>
