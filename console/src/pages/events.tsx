@@ -77,7 +77,7 @@ export function EventTable({ events }: { events: LifecycleEvent[] }) {
                 </a>
               </td>
               <td>
-                <span class="guest">{line(event.sandboxTemplateId ?? "–", 60)}</span>
+                <span class="guest id">{line(event.sandboxTemplateId ?? "–", 60)}</span>
               </td>
               <td>
                 <span class="guest">{detailsOf(event)}</span>
