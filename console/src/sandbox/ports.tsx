@@ -42,8 +42,8 @@ export function Ports({ detail }: { detail: Detail }) {
                     {port}
                   </Badge>
                 ) : (
-                  <a key={port} class="button" href={addressOf(detail, port)} target="_blank" rel="noopener noreferrer" aria-label={t.ports.open(port)}>
-                    {port}
+                  <a key={port} class="button" href={addressOf(detail, port)} target="_blank" rel="noopener noreferrer" aria-label={port === INTERPRETER ? `${t.ports.open(port)} ${t.ports.interpreter}` : t.ports.open(port)}>
+                    {port}{" "}
                     {port === INTERPRETER && <span class="muted">{t.ports.interpreter}</span>}
                   </a>
                 ),
