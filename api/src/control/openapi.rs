@@ -10,8 +10,9 @@
 //! 502, 503                       if another node may answer
 //! Idempotency-Key                of creates
 //! ```
-//! `refusals` lists other statuses. A `body` that ends with `?` may be absent, one with `/` is no JSON; an answer is the
-//! name of a schema, a list of it, or null for no body; `query` and `headers` name entries of `components`.
+//! `refusals` lists other statuses. `body` names a schema, or a media type other than JSON; with a `?` at its end, the body
+//! is optional. An answer names a schema, a list of one, or is null without a body. `query` and `headers` name entries of
+//! `components`.
 
 use std::{collections::BTreeSet, sync::LazyLock};
 
@@ -148,12 +149,15 @@ fn strings(list: &Value) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
 
-    /// The operations in the document: method and path.
-    fn documented(document: &Value) -> BTreeSet<(String, String)> {
+    /// The operations in the document: method, path, and whether the operation is public.
+    fn documented(document: &Value) -> BTreeSet<(String, String, bool)> {
         let paths = document["paths"].as_object().unwrap();
         let operations = paths.iter().flat_map(|(path, operations)| {
-            let methods = operations.as_object().unwrap().keys();
-            methods.map(move |method| (method.clone(), path.clone()))
+            let methods = operations.as_object().unwrap().iter();
+            methods.map(move |(method, operation)| {
+                let is_public = operation["security"].as_array().is_some_and(Vec::is_empty);
+                (method.clone(), path.clone(), is_public)
+            })
         });
         operations.collect()
     }
@@ -162,7 +166,10 @@ mod tests {
     fn the_openapi_document_lists_exactly_the_routes() {
         let served: BTreeSet<_> = endpoints()
             .into_iter()
-            .map(|endpoint| (endpoint.method.to_owned(), endpoint.path.to_owned()))
+            .map(|e| {
+                let is_public = e.access == Access::Public;
+                (e.method.to_owned(), e.path.to_owned(), is_public)
+            })
             .collect();
         let documented = documented(&document());
         let undocumented: Vec<_> = served.difference(&documented).collect();
@@ -174,9 +181,29 @@ mod tests {
     }
 
     #[test]
+    fn every_operation_declares_its_statuses() {
+        let document = document();
+        for (method, path, is_public) in documented(&document) {
+            let operation = &document["paths"][&path][&method];
+            let declares = |status: &str| operation["responses"].get(status).is_some();
+            assert!(!declares("default"), "{method} {path}");
+            let mut wanted = Vec::new();
+            if !is_public {
+                wanted.extend(["401", "403", "429"]);
+            }
+            if operation.get("requestBody").is_some() && !is_public {
+                wanted.extend(["400", "413", "415"]);
+            }
+            for status in wanted {
+                assert!(declares(status), "{method} {path}: {status}");
+            }
+        }
+    }
+
+    #[test]
     fn operations_in_short_form_have_no_unknown_key() {
         let short: Value = serde_json::from_str(SHORT).unwrap();
-        for (method, path) in documented(&short) {
+        for (method, path, _) in documented(&short) {
             let operation = short["paths"][&path][&method].as_object().unwrap();
             for key in operation.keys() {
                 let known = ["summary", "query", "body", "answers", "headers", "refusals"];

@@ -30,7 +30,7 @@ const TYPES: [(&str, &str); 9] = [
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; \
                       font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Adds the routes of the documents. As those of the console, they are not part of the API.
+/// Adds the routes of the documents. Like the console's, they are not part of the API.
 pub(super) fn add_to(router: Router<App>) -> Router<App> {
     router
         .route("/docs", get(redirect))

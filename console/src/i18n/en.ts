@@ -175,7 +175,7 @@ export const en = {
   },
   cells: {
     title: "Cells", port: "port 49999 of the sandbox", none: "No cell was run yet",
-    noneText: "The sandbox needs a code interpreter, as those of the template `code-interpreter-v1` have. Tables and charts are drawn from their data; HTML is shown as text.",
+    noneText: "The sandbox needs a code interpreter. The template `code-interpreter-v1` has one. Tables and charts are drawn from their data; HTML is shown as text.",
     cell: "Cell", language: "Language", run: "Run", interrupt: "Interrupt", interrupted: "The cell was interrupted.",
     hint: "Ctrl+Enter runs", states: { runs: "running", done: "done", failed: "failed" },
     code: "Code of the cell", noOutput: "No output.", error: "Error", result: "Result",
@@ -269,7 +269,7 @@ export const en = {
     hint: "Keys are made and revoked on the host: `cube-api key new`, `cube-api key revoke`. Every key sees every sandbox.",
   },
   reports: {
-    noReport: "There is no report.json among these files.", tooLarge: (name: string) => `${name} is too large.`,
+    noReport: "None of these files is a report.json.", tooLarge: (name: string) => `${name} is too large.`,
     notOne: (name: string, format: number) => `${name} is no report of format ${format}.`,
     open: "Open report.json", openDirectory: "Open a directory", closeAll: "Close all", files: "Reports", directory: "Directory of runs",
     runs: "Runs", none: "No report is open",

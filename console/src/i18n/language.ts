@@ -23,7 +23,7 @@ function stored(): Language | undefined {
 
 export const language = signal<Language>(stored() ?? ofBrowser());
 
-/** Of dates, numbers and units. English has regional forms, and the text in Chinese is that of the mainland. */
+/** The locale of dates, numbers and units: a regional form of English, or the Chinese of the mainland. */
 export const locale = computed(() => (language.value === "zh" ? "zh-CN" : (navigator.languages.find((name) => name.startsWith("en")) ?? "en")));
 
 export function choose(next: Language): void {

@@ -60,6 +60,23 @@ export function Events() {
   );
 }
 
+/** The first cells of a row about an event. */
+export function EventCells({ at, type, sandbox }: { at: string; type: string; sandbox: string }) {
+  return (
+    <>
+      <td class="nowrap">{when(at)}</td>
+      <td>
+        <KindBadge type={type} />
+      </td>
+      <td>
+        <a class="id" href={link("sandboxes", sandbox)}>
+          {line(sandbox, 40)}
+        </a>
+      </td>
+    </>
+  );
+}
+
 export function EventTable({ events }: { events: LifecycleEvent[] }) {
   return (
     <Still data={events} keyOf={(event) => event.id}>
@@ -67,15 +84,7 @@ export function EventTable({ events }: { events: LifecycleEvent[] }) {
         <Table label={t.app.events} head={[t.network.time, t.events.type, t.events.sandbox, t.sandbox.template, t.events.details, t.sandbox.metadata]}>
           {shown.map((event) => (
             <tr key={event.id}>
-              <td class="nowrap">{when(event.timestamp)}</td>
-              <td>
-                <KindBadge type={event.type} />
-              </td>
-              <td>
-                <a class="id" href={link("sandboxes", event.sandboxId)}>
-                  {line(event.sandboxId, 40)}
-                </a>
-              </td>
+              <EventCells at={event.timestamp} type={event.type} sandbox={event.sandboxId} />
               <td>
                 <span class="guest id">{line(event.sandboxTemplateId ?? "–", 60)}</span>
               </td>

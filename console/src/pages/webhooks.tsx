@@ -7,7 +7,7 @@ import { arrival, link, notify, route } from "../session";
 import { bytes, clean, line, millis, number, when } from "../text";
 import { Copy } from "../ui/copy";
 import { Badge, Button, Checks, Choice, Confirm, Dialog, Empty, Facts, Field, Figure, Loaded, Panel, Table } from "../ui/parts";
-import { KindBadge, KINDS, typeOf } from "./events";
+import { EventCells, KINDS, typeOf } from "./events";
 
 const TYPES = KINDS.map(typeOf);
 const kindText = (type: string) => named(t.events.kinds, type.split(".").at(-1) ?? "") ?? line(type, 60);
@@ -145,15 +145,7 @@ function Attempts({ of }: { of: Deliveries["data"] }) {
       {of.flatMap((event) =>
         event.attempts.map((attempt) => (
           <tr key={attempt.id}>
-            <td class="nowrap">{when(attempt.timestamp)}</td>
-            <td>
-              <KindBadge type={event.eventType} />
-            </td>
-            <td>
-              <a class="id" href={link("sandboxes", event.sandboxId)}>
-                {line(event.sandboxId, 40)}
-              </a>
-            </td>
+            <EventCells at={attempt.timestamp} type={event.eventType} sandbox={event.sandboxId} />
             <td>
               <Badge tone={attempt.status === "success" ? "good" : "bad"}>{attempt.responseHttpStatusCode ?? (attempt.status === "success" ? t.webhooks.success : t.webhooks.failed)}</Badge>
               {attempt.errorMessage && <span class="guest small">{line(attempt.errorMessage, 200)}</span>}

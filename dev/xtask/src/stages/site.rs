@@ -75,7 +75,7 @@ pub(crate) fn build(store: &Store, workspace: &Workspace) -> Result<Built> {
     })
 }
 
-/// What the site is made of. Names are paths relative to the checkout.
+/// The files of the site. Names are paths relative to the checkout.
 #[derive(Debug)]
 struct Sources {
     pages: BTreeMap<String, String>,
