@@ -210,37 +210,35 @@ async fn slow_heads_and_handshakes_end() {
     assert_eq!(call.refused.unwrap(), "the head of a request took too long");
 }
 
-/// Connections that are refused immediately, so that each makes a record without a request to the server.
+/// Requests over the sandbox's limit are refused without a question to the server or a request to the origin, so their
+/// number is a matter of the proxy's speed only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn records_that_do_not_fit_are_counted() {
     const RECORDS: usize = 6000;
-    let (world, _origin, _) = world(&["--sandbox-requests", "1000000"]).await;
+    let (world, _origin, _) = world(&["--sandbox-requests", "1"]).await;
     let plain = Origin::plain().await;
     let guest = world.guest_by_address(plain.address, &["api.test"]);
     let mut stream = connect(&world, guest).await;
-    // The host is one of the address's names, so the requests are read. Other names need no request to the server.
+    // The host is one of the address's names, so the requests are read. Other names need no question to the server.
     let first = "GET / HTTP/1.1\r\nHost: api.test\r\n\r\n";
     stream.write_all(first.as_bytes()).await.unwrap();
     world.call(guest, |call| call.status == Some(200));
     let held = world.hold();
     let (mut reader, mut writer) = stream.into_split();
-    let reading = tokio::spawn(async move { reader.read_to_end(&mut Vec::new()).await });
-    // Long paths fill the socket's buffer sooner.
-    let request = format!(
-        "GET /{} HTTP/1.1\r\nHost: else.test\r\n\r\n",
-        "a".repeat(800)
-    );
-    for _ in 0..RECORDS {
-        writer.write_all(request.as_bytes()).await.unwrap();
-    }
-    let limit = Instant::now() + Duration::from_secs(240);
-    while plain.seen().len() < RECORDS {
-        assert!(Instant::now() < limit);
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let reading = tokio::spawn(async move {
+        let mut text = String::new();
+        reader.read_to_string(&mut text).await.map(|_| text)
+    });
+    let request = "GET / HTTP/1.1\r\nHost: else.test\r\n\r\n";
+    writer
+        .write_all(request.repeat(RECORDS - 1).as_bytes())
+        .await
+        .unwrap();
+    let last = "GET / HTTP/1.1\r\nHost: else.test\r\nConnection: close\r\n\r\n";
+    writer.write_all(last.as_bytes()).await.unwrap();
+    let text = reading.await.unwrap().unwrap();
+    assert_eq!(statuses(&text).len(), 1 + RECORDS);
     drop(held);
-    writer.shutdown().await.unwrap();
-    reading.await.unwrap().unwrap();
     let all = RECORDS as u64 + 2;
     // The count of lost records follows the next record.
     let mut stream = connect(&world, guest).await;
