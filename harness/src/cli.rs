@@ -16,7 +16,7 @@ use std::{
 
 use clap::{Parser, Subcommand, ValueEnum};
 use harness::{
-    ab::{record::ReadError, run::AbError},
+    ab::{builds::BuildError, record::ReadError, run::AbError},
     claims::{self, ClaimsError},
     compare::{self, CompareError, Side},
     host::{
@@ -40,7 +40,7 @@ use harness::{
 };
 use model::chain;
 use testbed::{
-    artifacts,
+    artifacts::{self, ArtifactError},
     exit::End,
     options::{self, Format, Places, RunRoot},
 };
@@ -311,7 +311,8 @@ impl CommandError {
                 AbError::Scenario { .. } | AbError::Results { .. } | AbError::Record(_) => {
                     End::Usage
                 }
-                AbError::Build(_) => End::TargetUnreachable,
+                AbError::Build(BuildError::Template(error)) => artifact_end(error),
+                AbError::Build(BuildError::Program { .. }) => End::TargetUnreachable,
                 AbError::Session(error) => session_end(error),
                 AbError::Changed { .. } => End::UnsuitableHost,
                 AbError::Block { .. } => End::Bug,
@@ -327,13 +328,30 @@ impl CommandError {
     }
 }
 
+/// A scenario may name any template, so one that cannot be used is a mistake in the scenario.
+fn artifact_end(error: &ArtifactError) -> End {
+    match error {
+        ArtifactError::Template { .. }
+        | ArtifactError::Manifest { .. }
+        | ArtifactError::Memory { .. } => End::Usage,
+        ArtifactError::Vmm { .. }
+        | ArtifactError::Api { .. }
+        | ArtifactError::Probe { .. }
+        | ArtifactError::Egress { .. }
+        | ArtifactError::Etcd { .. } => End::TargetUnreachable,
+    }
+}
+
 fn session_end(error: &SessionError) -> End {
     match error {
-        SessionError::Artifact(_)
-        | SessionError::Server(_)
-        | SessionError::Cluster(_)
-        | SessionError::Target { .. } => End::TargetUnreachable,
-        SessionError::Url(_) | SessionError::NoKey(_) | SessionError::Record(_) => End::Usage,
+        SessionError::Artifact(error) => artifact_end(error),
+        SessionError::Server(_) | SessionError::Cluster(_) | SessionError::Target { .. } => {
+            End::TargetUnreachable
+        }
+        SessionError::Url(_)
+        | SessionError::NoKey(_)
+        | SessionError::NoTemplate { .. }
+        | SessionError::Record(_) => End::Usage,
         SessionError::Kvm(_)
         | SessionError::World(_)
         | SessionError::Io { .. }

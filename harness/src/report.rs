@@ -107,7 +107,7 @@ impl<'a> View<'a> {
     }
 
     /// Exit status of the run. If the run ended normally, a breach, and otherwise a target whose creates all
-    /// failed, takes precedence over the gates.
+    /// failed, takes precedence over the gates. A run without a single start that counts is never a pass.
     #[must_use]
     pub fn end(&self) -> End {
         let clones = &self.summary.clones;
@@ -118,6 +118,7 @@ impl<'a> View<'a> {
                 && clones
                     .iter()
                     .all(|clone| clone.timeline.at(StartPhase::Replied).is_none());
+        let none_counted = clones.is_empty() && self.summary.peers.values().all(Vec::is_empty);
         let breach = FailureCause::Breach;
         let is_breached = self.summary.failures().contains_key(&breach)
             || self.summary.after_hold_failures.contains_key(&breach);
@@ -126,6 +127,7 @@ impl<'a> View<'a> {
             End::Pass | End::GateFailed | End::Inconclusive if none_replied => {
                 End::TargetUnreachable
             }
+            End::Pass if none_counted => End::Inconclusive,
             end => end,
         }
     }

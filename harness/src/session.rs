@@ -83,6 +83,15 @@ pub enum SessionError {
     /// `target.api_url` is set, but the variable with its key is not.
     #[error("the API at target.api_url needs a key: set {0}")]
     NoKey(String),
+    /// The server at `target.api_url` has no such template.
+    #[error(
+        "the server has no template {template:?}: set target.template to one that it has ({answer})"
+    )]
+    NoTemplate {
+        template: String,
+        /// The response to the create.
+        answer: String,
+    },
     /// The program behind the target is missing, or did not start.
     #[error("cannot use target.kind {kind:?}: {why}")]
     Target { kind: &'static str, why: String },

@@ -232,6 +232,33 @@ fn a_block_that_could_not_measure_leaves_out_its_pair_and_no_other() {
     assert_eq!(again.status.code(), Some(5), "complete, and too few blocks");
 }
 
+#[test]
+fn a_comparison_whose_pairs_are_all_disturbed_is_inconclusive() {
+    let Some(stage) = Stage::set() else { return };
+    let a = build(&stage, "a", "0", "b2sK");
+    let output = ab(&stage, &a, &a, &["--blocks", "2", "--starts", "4"]);
+    assert_eq!(report(&output).pairs, 2);
+    for block in fs::read_dir(stage.results().join("blocks")).unwrap() {
+        let events = block.unwrap().path().join("events.jsonl");
+        let text = fs::read_to_string(&events).unwrap();
+        let strict = text.replace("\"foreign_cpu_share\":1.0", "\"foreign_cpu_share\":-1.0");
+        assert_ne!(text, strict);
+        fs::write(&events, strict).unwrap();
+    }
+    let again = Command::new(env!("CARGO_BIN_EXE_cube-bench"))
+        .args(["ab", "--format", "json", "--report"])
+        .arg(stage.results())
+        .output()
+        .unwrap();
+    let found = report(&again);
+    if found.pairs_disturbed == 0 {
+        eprintln!("skipped: this process may not create a cgroup");
+        return;
+    }
+    assert_eq!((found.pairs, found.pairs_disturbed), (0, 2));
+    assert_eq!(again.status.code(), Some(5), "the targets answered");
+}
+
 /// Like [`build`], but every `n`-th VMM of the build ends at once.
 fn failing_build(stage: &Stage, name: &str, n: u32) -> PathBuf {
     let dir = build(stage, name, "0", "b2sK");

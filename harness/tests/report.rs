@@ -83,6 +83,17 @@ fn the_html_page_is_complete_and_escapes_its_contents() {
 }
 
 #[test]
+fn a_run_without_a_start_that_counts_is_inconclusive_with_and_without_gates() {
+    let host = host();
+    let mut summary = fold(&recorded::events(6));
+    summary.clones.clear();
+    let mut view = View::new(&summary, &host).unwrap();
+    assert_eq!(view.end(), End::Inconclusive);
+    view.gates.clear();
+    assert_eq!(view.end(), End::Inconclusive, "no gate was missed");
+}
+
+#[test]
 fn reports_of_empty_and_killed_runs_do_not_panic() {
     let host = host();
     for keep in [1, 2, 3, 10, 30] {

@@ -317,7 +317,7 @@ fn errors_about_missing_files_name_the_command_that_creates_them() {
         "--run-root",
         "/no/such/root",
     ]);
-    assert_eq!(code, Some(7));
+    assert_eq!(code, Some(2), "the scenario names the template");
     assert!(
         text.contains("/no/such/templates/base/manifest.json"),
         "{text}"
@@ -326,6 +326,43 @@ fn errors_about_missing_files_name_the_command_that_creates_them() {
     assert_eq!(bench(&["frobnicate"]).0, Some(2));
     assert_eq!(bench(&["report", "/no/such"]).0, Some(2));
     assert_eq!(bench(&["--help"]).0, Some(0));
+}
+
+#[test]
+fn a_template_that_the_server_does_not_have_ends_the_run_before_its_first_round() {
+    use std::io::{Read, Write};
+    let server = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let url = format!("http://{}", server.local_addr().expect("an address"));
+    std::thread::spawn(move || {
+        for stream in server.incoming() {
+            let mut stream = stream.expect("a connection");
+            // The request is larger than nothing, and its end does not matter.
+            let _ = stream.read(&mut [0; 4096]);
+            let body = r#"{"code":404,"message":"template 'base' not found"}"#;
+            let length = body.len();
+            let head = format!("HTTP/1.1 404 Not Found\r\ncontent-length: {length}\r\n\r\n");
+            let _ = stream.write_all((head + body).as_bytes());
+        }
+    });
+    let dir = tempfile::tempdir().expect("a directory");
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_cube-bench"))
+        .env("E2B_API_KEY", "e2b_0")
+        .args(["run", "--target", &url, "--run-root"])
+        .arg(dir.path().join("run"))
+        .arg("--results")
+        .arg(dir.path().join("results"))
+        .arg(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../scenarios/computesdk-burst.toml"
+        ))
+        .output()
+        .expect("cube-bench runs");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(
+        text.contains("no template \"base\": set target.template"),
+        "{text}"
+    );
 }
 
 /// CPU time of a process in seconds (user and system time of /proc/PID/stat).
@@ -389,5 +426,6 @@ fn rounds_beside_a_busy_program_are_left_out_and_keep_their_samples() {
         found.rule
     );
     assert_eq!((d.n, d.host.grade.as_str()), (0, "unfit"));
+    assert_eq!(output.status.code(), Some(5), "nothing was measured");
     assert_eq!(d.null_target, None);
 }

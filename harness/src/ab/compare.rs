@@ -15,6 +15,11 @@ use stats::{fisher, paired, permutation::benjamini_hochberg};
 /// Largest p value with which a change is reported as `better` or `worse`.
 pub const LEVEL: f64 = 0.05;
 
+/// The metric whose change the comparison must be able to show.
+pub const PRIMARY: &str = "first_exec.p50";
+/// Largest slowdown, as a share, that a comparison without `--margin` may miss.
+pub const MARGIN: f64 = 0.1;
+
 /// Result of comparing B with A.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -250,6 +255,20 @@ pub fn not_within(metrics: &[MetricComparison], margin: f64) -> Vec<String> {
     };
     let open = metrics.iter().filter(|metric| !within(metric));
     open.map(|metric| metric.metric.clone()).collect()
+}
+
+/// Names of the primary metrics for which the run has too little power: a change of `margin` is not detectable, and the
+/// interval does not exclude it. A primary metric that was not measured is also one of them.
+#[must_use]
+pub fn without_power(metrics: &[MetricComparison], margin: f64) -> Vec<String> {
+    let measured = metrics.iter().find(|metric| metric.metric == PRIMARY);
+    let has_power = measured.is_some_and(|metric| {
+        metric.verdict != Finding::NotShown
+            || metric.detectable_share.is_some_and(|least| least <= margin)
+            || not_within(std::slice::from_ref(metric), margin).is_empty()
+    });
+    let lacking = (!has_power).then(|| PRIMARY.to_owned());
+    lacking.into_iter().collect()
 }
 
 fn decide(metric: &mut MetricComparison, family: usize, tolerance: f64) {

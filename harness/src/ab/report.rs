@@ -61,6 +61,9 @@ pub struct AbReport {
     /// Metrics for which it is not shown that B stays within `margin`; empty without a margin.
     #[serde(default)]
     pub not_within_margin: Vec<String>,
+    /// Primary metrics for which a change of `margin`, or of 10 % without one, was not detectable.
+    #[serde(default)]
+    pub without_power: Vec<String>,
     /// Failures, and starts that did not come from the warm pool.
     pub counts: Vec<CountComparison>,
     pub metrics: Vec<MetricComparison>,
@@ -81,8 +84,13 @@ impl AbReport {
         let not_within_margin = plan.margin.map_or(Vec::new(), |margin| {
             compare::not_within(&comparison.metrics, margin)
         });
+        let without_power =
+            compare::without_power(&comparison.metrics, plan.margin.unwrap_or(compare::MARGIN));
+        let is_open = !(not_within_margin.is_empty() && without_power.is_empty());
         let end = match end(&comparison, is_complete, graded.grade) {
-            End::Pass if !not_within_margin.is_empty() => End::Inconclusive,
+            // Without a pair that counts, nothing was learned about the targets.
+            End::TargetUnreachable if pairs == 0 => End::Inconclusive,
+            End::Pass if is_open => End::Inconclusive,
             end => end,
         };
         let report = Self {
@@ -104,6 +112,7 @@ impl AbReport {
             tolerance: plan.tolerance,
             margin: plan.margin,
             not_within_margin,
+            without_power,
             counts: comparison.counts,
             metrics: comparison.metrics,
         };
@@ -310,6 +319,12 @@ fn notes(report: &AbReport) -> Vec<String> {
                 open.join(", ")
             ),
         });
+    }
+    for name in &report.without_power {
+        notes.push(format!(
+            "not decided: this run could miss a change of {name} by {} %; use more --blocks or --starts",
+            report.margin.unwrap_or(compare::MARGIN) * 100.0
+        ));
     }
     let planned = usize::try_from(report.blocks).unwrap_or(usize::MAX);
     if report.pairs_left_out > 0 {

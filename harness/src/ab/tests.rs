@@ -4,7 +4,7 @@ use model::{StartPhase, Timeline};
 use stats::random::SplitMix64;
 
 use super::{
-    compare::{Comparison, Finding, compare, not_within},
+    compare::{Comparison, Finding, PRIMARY, compare, not_within, without_power},
     order,
     record::Block,
     *,
@@ -186,6 +186,24 @@ fn no_worse_than_a_margin_must_be_shown_for_every_metric() {
         ..Simulation::equal(20)
     };
     assert_eq!(not_within(&slower.compare(5).metrics, 0.1).len(), 6);
+}
+
+#[test]
+fn a_primary_metric_without_power_is_named() {
+    let equal = Simulation::equal(20).compare(5);
+    assert_eq!(without_power(&equal.metrics, 0.1), [""; 0]);
+    // A delay that differs from start to start hides a change of 0.1 %.
+    assert_eq!(without_power(&equal.metrics, 0.001), [PRIMARY]);
+    assert_eq!(without_power(&[], 0.1), [PRIMARY], "not measured");
+    let slower = Simulation {
+        delay_ns: 20.0 * MS,
+        ..Simulation::equal(20)
+    };
+    assert_eq!(
+        without_power(&slower.compare(5).metrics, 0.1),
+        [""; 0],
+        "shown to be worse"
+    );
 }
 
 /// Comparisons of blocks sampled with replacement from the rounds of a published run, so their spread and shape are

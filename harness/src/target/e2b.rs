@@ -25,7 +25,7 @@ use testbed::{
 };
 
 pub use complaints::Complaints;
-pub(super) use remote::Remote;
+pub(crate) use remote::Remote;
 
 use super::{CloneId, PageCache, Pool, Sandbox, Target};
 use crate::{
@@ -153,7 +153,7 @@ impl E2b {
     }
 
     /// Creates a sandbox from the template.
-    pub(super) fn start(&self, timeline: &mut Timeline) -> Result<Remote, Failure> {
+    pub(crate) fn start(&self, timeline: &mut Timeline) -> Result<Remote, Failure> {
         let deadline = Instant::now() + self.api.timeout;
         let mut client = self.connect(&self.api.control)?;
         let mut body = json!({ "templateID": self.template, "timeout": LIFETIME_S });
@@ -281,6 +281,14 @@ fn created(answer: &HttpAnswer, dialect: Dialect) -> Result<Created, Failure> {
         Ok(()) => Ok(created),
         Err(why) => Err(refused(format!(", {why}"))),
     }
+}
+
+/// Whether a create was refused because the server has no such template: E2B answers 404, others 400.
+pub(crate) fn is_unknown_template(failure: &Failure) -> bool {
+    let refused = ["create: status 404", "create: status 400"];
+    let mut refused = refused.iter();
+    refused.any(|status| failure.message.starts_with(status))
+        && failure.message.to_lowercase().contains("template")
 }
 
 fn failed(cause: FailureCause, message: String) -> Failure {

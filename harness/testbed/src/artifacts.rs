@@ -23,9 +23,11 @@ pub enum ArtifactError {
          3.5.13 or later), or use --etcd PATH"
     )]
     Etcd { path: PathBuf },
-    #[error("cannot read template {name} at {path}: {CURE}")]
+    #[error("cannot read template {name} at {path}: {cure}")]
     Template {
         name: String,
+        /// The templates that exist, or the command that makes them.
+        cure: String,
         /// Path of the manifest.
         path: PathBuf,
         #[source]
@@ -178,6 +180,7 @@ pub fn find_template(
     let path = dir.join(MANIFEST_NAME);
     let unreadable = |source| ArtifactError::Template {
         name: name.clone(),
+        cure: other_templates(artifacts).unwrap_or_else(|| CURE.to_owned()),
         path: path.clone(),
         source,
     };
@@ -193,4 +196,22 @@ pub fn find_template(
     }
     let dir = dir.canonicalize().map_err(unreadable)?;
     Ok(Template { dir, manifest })
+}
+
+/// The advice to use a template that exists; `None` if there is none.
+fn other_templates(artifacts: &Path) -> Option<String> {
+    let entries = std::fs::read_dir(artifacts.join("templates")).ok()?;
+    let built = entries
+        .flatten()
+        .filter(|e| e.path().join(MANIFEST_NAME).is_file());
+    let mut names: Vec<String> = built
+        .map(|e| e.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    (!names.is_empty()).then(|| {
+        format!(
+            "set target.template to one of {}, or build it",
+            names.join(", ")
+        )
+    })
 }

@@ -9,6 +9,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use model::Timeline;
 use testbed::{
     api::Api,
     artifacts,
@@ -26,7 +27,7 @@ use crate::{
     scenario::{CreateApi, Mode, NetworkSpec, Scenario, TargetKind, TargetSpec},
     target::{
         Target,
-        e2b::{Complaints, Dialect, E2b},
+        e2b::{self, Complaints, Dialect, E2b},
         forks::Forks,
         mix::Mix,
     },
@@ -47,11 +48,38 @@ pub(super) fn at_url(
     let api = Endpoint::parse(url)?;
     host.endpoint = Some(api.to_string());
     let target = e2b(spec, api, key_of(spec)?);
+    refuse_unknown_templates(scenario, &target)?;
     let beside = direct::beside(scenario, settings, surroundings.run_dir, host, None)?;
     Ok(Subjects {
         beside,
         ..Subjects::only(creates_or_forks(scenario, target))
     })
+}
+
+/// Creates and removes a sandbox of each template, so that a template that the server does not have is an error before
+/// the first round. The rounds count every other failure.
+fn refuse_unknown_templates(scenario: &Scenario, target: &E2b) -> Result<(), SessionError> {
+    let mix = scenario.templates().iter().map(|of| of.template.as_str());
+    let mut names: BTreeSet<&str> = mix.collect();
+    if names.is_empty() {
+        names.insert(&target.template);
+    }
+    for template in names {
+        let of = E2b {
+            template: template.to_owned(),
+            ..target.clone()
+        };
+        let Err(failure) = of.start(&mut Timeline::default()) else {
+            continue;
+        };
+        if e2b::is_unknown_template(&failure) {
+            return Err(SessionError::NoTemplate {
+                template: template.to_owned(),
+                answer: failure.message,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// The API key of a server, from the environment. CubeSandbox accepts any key unless an authentication callback is

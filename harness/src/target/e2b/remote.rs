@@ -21,7 +21,7 @@ use crate::{
 
 /// A sandbox of the server. Dropping it kills the sandbox.
 #[derive(Debug)]
-pub(in crate::target) struct Remote {
+pub(crate) struct Remote {
     pub(super) target: E2b,
     /// The last connection and its endpoint; `None` before the first request and after a failed one.
     pub(super) client: Option<(Endpoint, EnvdClient<Wire>)>,
