@@ -480,6 +480,9 @@ fn execute_verify(arguments: &[OsString]) -> CommandError {
 /// Loads a scenario file. If it has the form of an earlier version, prints the command that shows the current one.
 fn load(path: &Path, work: Option<&Path>, changes: &[Change]) -> Result<Scenario, ScenarioError> {
     let scenario = scenario::load_changed(path, work, changes)?;
+    for why in scenario::undecidable(&scenario) {
+        eprintln!("cube-bench: with these changes, {why}");
+    }
     if scenario::rewritten(path)?.is_some() {
         let path = path.display();
         eprintln!(

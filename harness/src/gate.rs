@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     event::StartKind,
     host::grade::Grade,
-    scenario::{GateSpec, Limit, Metric, Quantile},
+    scenario::{GateSpec, HoldUntil, Limit, Metric, Quantile},
     summary::{
         cost::{self, Rate},
         fold::Summary,
@@ -20,7 +20,7 @@ use crate::{
 };
 use stats::{
     bootstrap::NEEDS_CLUSTERS,
-    quantile::{Estimate, Samples},
+    quantile::{Estimate, INFINITE, Samples},
 };
 
 /// Result of evaluating a gate.
@@ -303,10 +303,13 @@ fn not_warm(gate: &GateSpec, summary: &Summary) -> GateResult {
 
 fn after_hold(gate: &GateSpec, summary: &Summary) -> GateResult {
     let asked = &summary.after_hold_ns;
-    let failed = asked
-        .iter()
-        .filter(|ns| **ns == stats::quantile::INFINITE)
-        .count() as u64;
+    let failed = asked.iter().filter(|ns| **ns == INFINITE).count() as u64;
+    let scenario = summary.started.as_ref().map(|started| &started.scenario);
+    // At the end of a lifetime, only removals that failed are recorded.
+    if scenario.is_some_and(|scenario| scenario.hold.until == HoldUntil::Lifetime) {
+        let held = summary.clones.iter().filter(|c| c.failure.is_none());
+        return counted(gate, held.count(), failed, "sandboxes with a lifetime");
+    }
     counted(
         gate,
         asked.len(),

@@ -17,6 +17,7 @@ mod target;
 
 mod change;
 mod config;
+mod decidable;
 mod keys;
 mod rules;
 
@@ -31,6 +32,7 @@ use crate::{
 
 pub use arrival::{Arrival, Spacing, SteadySpec};
 pub use change::{BadChange, Change};
+pub use decidable::undecidable;
 pub use event::{EventCount, EventKind, EventSpec, EventTime};
 pub use gate_spec::{GateSpec, Limit, Metric, Timed};
 pub use lives::{HoldSpec, HoldUntil, Lifetime, MixSpec};
@@ -180,12 +182,14 @@ pub enum ScenarioError {
 /// Reads and validates a scenario file. `work` replaces its work file.
 ///
 /// # Errors
-/// Returns [`ScenarioError::Read`] if the file cannot be read, and otherwise the errors of [`parse`].
+/// Returns [`ScenarioError::Read`] if the file cannot be read, [`ScenarioError::Value`] for a gate that the scenario can
+/// never decide, and otherwise the errors of [`parse`].
 pub fn load(path: &Path, work: Option<&Path>) -> Result<Scenario, ScenarioError> {
     load_changed(path, work, &[])
 }
 
-/// Like [`load`], with keys that replace keys of the file.
+/// Like [`load`], with keys that replace keys of the file. Changes may leave gates that cannot be decided, for example
+/// in a first try with few rounds; [`undecidable`] lists them.
 ///
 /// # Errors
 /// Returns the errors of [`load`].
@@ -197,7 +201,15 @@ pub fn load_changed(
     let text = read(path)?;
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let dir = path.parent().unwrap_or(Path::new(""));
-    parse_with(&stem, &text, dir, work, changes)
+    let scenario = parse_with(&stem, &text, dir, work, changes)?;
+    let open = undecidable(&scenario);
+    if open.is_empty() || !changes.is_empty() {
+        return Ok(scenario);
+    }
+    Err(ScenarioError::Value {
+        name: stem.into_owned(),
+        what: open.join("; "),
+    })
 }
 
 /// A scenario file in the current form, without its comments; `None` if it has that form.

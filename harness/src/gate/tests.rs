@@ -173,6 +173,19 @@ fn counts_are_absolute() {
     );
 }
 
+#[test]
+fn a_sandbox_that_cannot_be_removed_at_the_end_of_its_lifetime_is_a_failure_after_hold() {
+    let text = "[arrival]\nkind='closed'\nstarts=300\n[hold]\nuntil='lifetime'\nlifetime='1s'";
+    let mut summary = of_scenario(clones(|_, _| Some(10)), text);
+    let of = |summary: &Summary| judged("after_hold.failures", "0", summary, Grade::Unfit);
+    assert_eq!(
+        (of(&summary).verdict, of(&summary).n),
+        (Verdict::Met, summary.clones.len())
+    );
+    summary.after_hold_ns.push(INFINITE);
+    assert_eq!(of(&summary).verdict, Verdict::Missed);
+}
+
 fn of_scenario(mut summary: Summary, text: &str) -> Summary {
     summary.started = Some(RunStarted {
         format: EVENTS_FORMAT,

@@ -227,3 +227,22 @@ fn a_scenario_recorded_by_an_earlier_version_has_its_mode() {
         serde_json::json!({ "nodes": 3, "by": [], "closed": ["a"] }),
     );
 }
+
+#[test]
+fn a_file_with_a_gate_that_it_cannot_decide_is_refused_and_a_change_on_the_command_line_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("few.toml");
+    let gate = "[[gates]]\nname = \"tail\"\nmetric = \"first_exec.p99\"\nlimit = \"1s\"\n";
+    let file = |starts| format!("[arrival]\nkind = \"closed\"\nstarts = {starts}\n{gate}");
+    std::fs::write(&path, file(20)).unwrap();
+    let refused = load(&path, None).unwrap_err().to_string();
+    assert!(
+        refused.contains("few: gate tail: first_exec.p99 can never be decided"),
+        "{refused}"
+    );
+    std::fs::write(&path, file(500)).unwrap();
+    load(&path, None).unwrap();
+    let fewer: Change = "arrival.starts=20".parse().unwrap();
+    let tried = load_changed(&path, None, &[fewer]).unwrap();
+    assert_eq!(undecidable(&tried).len(), 1);
+}

@@ -75,7 +75,7 @@ pub struct Summary {
 }
 
 /// Clusters into which the starts of closed and open loops are divided, for their intervals.
-pub(super) const CLUSTERS: usize = 20;
+pub(crate) const CLUSTERS: usize = 20;
 
 /// Start and end of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
