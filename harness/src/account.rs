@@ -4,7 +4,8 @@
 //! memory          cube-TAG/                 the VMs      cube-TAG-server-PID/   the server, with loaded templates
 //! CPU, version 2  the same two groups
 //! CPU, version 1  one group, created here, around the server and all its descendants; or, if the pool has a group in
-//!                 that hierarchy (cpu and cpuacct mounted together), that group and the CPU clock of the server
+//!                 that hierarchy (cpu and cpuacct mounted together), that group and the CPU clock of the server.
+//!                 A server that was already running stays in its own group
 //! ```
 //! The CPU time of a process stays in its group after the process has ended. Kernel threads are not included.
 
@@ -50,6 +51,8 @@ pub struct Account {
 enum CpuSource {
     Group(PathBuf),
     Process(u32),
+    /// A process with its living descendants, and the descendants that have ended.
+    Tree(u32),
 }
 
 /// Memory of a server and its sandboxes in bytes, without pages of files that the kernel can drop at any time.
@@ -75,6 +78,40 @@ impl Account {
     /// # Errors
     /// Returns an error if the groups of the server cannot be read, or if a new group cannot be created or entered.
     pub fn open(server: u32) -> io::Result<Self> {
+        Self::with(server, |account, member| {
+            let group = enclose(&member.dir(), server)?;
+            account.cpu.push(CpuSource::Group(group.clone()));
+            account.created = Some(group);
+            Ok(())
+        })
+    }
+
+    /// Finds the accounts of a server that was already running, which is not moved. The group of a server that has none
+    /// of its own may contain this process; then the server's processes are counted.
+    ///
+    /// # Errors
+    /// Returns an error if the groups of the server cannot be read.
+    pub fn observe(server: u32) -> io::Result<Self> {
+        let own = fs::read_to_string("/proc/self/cgroup")?;
+        Self::with(server, |account, member| {
+            let mut own = memberships(&own).filter(|own| own.controllers == member.controllers);
+            let has_own_group = own.all(|own| !Path::new(own.path).starts_with(member.path));
+            account
+                .cpu
+                .push(if has_own_group && cpu_of(&member.dir()).is_ok() {
+                    CpuSource::Group(member.dir())
+                } else {
+                    CpuSource::Tree(server)
+                });
+            Ok(())
+        })
+    }
+
+    /// `otherwise` adds the CPU time of a server without groups as a pool has them.
+    fn with(
+        server: u32,
+        otherwise: impl FnOnce(&mut Self, &Membership<'_>) -> io::Result<()>,
+    ) -> io::Result<Self> {
         let text = fs::read_to_string(format!("/proc/{server}/cgroup"))?;
         let all: Vec<Membership<'_>> = memberships(&text).collect();
         let memory = all.iter().find_map(Membership::server_name);
@@ -106,11 +143,7 @@ impl Account {
                     None => CpuSource::Process(server),
                 });
             }
-            None => {
-                let group = enclose(&member.dir(), server)?;
-                account.cpu.push(CpuSource::Group(group.clone()));
-                account.created = Some(group);
-            }
+            None => otherwise(&mut account, member)?,
         }
         Ok(account)
     }
@@ -123,6 +156,7 @@ impl Account {
         let of = |source: &CpuSource| match source {
             CpuSource::Group(dir) => cpu_of(dir),
             CpuSource::Process(pid) => process_cpu_ns(*pid),
+            CpuSource::Tree(pid) => tree_cpu_ns(*pid),
         };
         self.cpu.iter().map(of).sum()
     }
@@ -242,6 +276,35 @@ pub(crate) fn process_cpu_ns(pid: u32) -> io::Result<u64> {
     let pid = Pid::from_raw(i32::try_from(pid).map_err(io::Error::other)?);
     let time = clock_gettime(ClockId::pid_cpu_clock_id(pid)?)?;
     Ok(u64::try_from(Duration::from(time).as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// CPU time of a process, its living descendants, and their children that have ended. The harness is not counted, even if
+/// the server started it.
+fn tree_cpu_ns(pid: u32) -> io::Result<u64> {
+    let mut sum = process_cpu_ns(pid)? + reaped_cpu_ns(pid);
+    let mut left = children(pid)?;
+    while let Some(pid) = left.pop() {
+        // A process that ends now is counted by its parent, or at the next reading.
+        if pid != process::id()
+            && let Ok(ns) = process_cpu_ns(pid)
+        {
+            sum += ns + reaped_cpu_ns(pid);
+            left.extend(children(pid).unwrap_or_default());
+        }
+    }
+    Ok(sum)
+}
+
+/// CPU time of the children of a process for which it has waited: fields 16 and 17 of /proc/PID/stat (proc(5)).
+fn reaped_cpu_ns(pid: u32) -> u64 {
+    const TICK_NS: u64 = 10_000_000;
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let fields = after_name.split_ascii_whitespace().skip(13).take(2);
+    fields
+        .filter_map(|ticks| ticks.parse::<u64>().ok())
+        .sum::<u64>()
+        * TICK_NS
 }
 
 /// CPU time of all processes that this process has started and waited for, in nanoseconds. `None` if it cannot be read.

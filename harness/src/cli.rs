@@ -193,6 +193,10 @@ struct RunOptions {
     /// directory of this program]
     #[arg(long, value_name = "PATH")]
     probe: Option<PathBuf>,
+    /// Process of the server at target.api_url, whose CPU time is not interference [default: the process that listens
+    /// there, if it is on this host]
+    #[arg(long, value_name = "PID")]
+    server_pid: Option<u32>,
     /// Path of etcd 3.5.13 or later, for scenarios with a cluster [default: ARTIFACTS/stages/etcd/etcd, else in PATH]
     #[arg(long, value_name = "PATH")]
     etcd: Option<PathBuf>,
@@ -351,6 +355,7 @@ fn session_end(error: &SessionError) -> End {
         SessionError::Url(_)
         | SessionError::NoKey(_)
         | SessionError::NoTemplate { .. }
+        | SessionError::ServerPid { .. }
         | SessionError::Record(_) => End::Usage,
         SessionError::Kvm(_)
         | SessionError::World(_)
@@ -567,6 +572,7 @@ fn record_run(
         probe: options.probe,
         etcd: options.etcd,
         results: options.results,
+        server_pid: options.server_pid,
         run_root: options.run_root.run_root,
         reproduce: command,
     };
@@ -697,6 +703,7 @@ fn rerun_claims(
             probe: None,
             etcd: None,
             results: None,
+            server_pid: None,
             run_root: run_root.to_owned(),
             reproduce: started.reproduce.clone(),
         };

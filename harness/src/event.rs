@@ -397,6 +397,9 @@ pub struct RoundUsage {
     /// CPU time of kernel threads, which is part of `foreign_cpu_ns`. Also `None` if this process does not see them.
     #[serde(default)]
     pub kernel_cpu_ns: Option<u64>,
+    /// Whether the sandboxes run where the harness does not see their CPU time, so that `foreign_cpu_ns` may contain it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub client_only: bool,
     /// CPUs of the host.
     pub cores: usize,
     /// Share of the time in which some task of the host waited for memory.
@@ -425,6 +428,12 @@ impl RoundUsage {
     #[must_use]
     pub fn kernel_share(&self) -> Option<f64> {
         Some(self.share(self.kernel_cpu_ns?))
+    }
+
+    /// Share of the host's CPU time that nothing used, 0 to 1; `None` if it is unknown.
+    #[must_use]
+    pub fn idle_share(&self) -> Option<f64> {
+        Some(1.0 - self.share(self.own_cpu_ns?.saturating_add(self.foreign_cpu_ns?)))
     }
 
     fn share(&self, cpu_ns: u64) -> f64 {

@@ -4,5 +4,6 @@ pub(crate) mod cgroup;
 pub mod facts;
 pub mod grade;
 mod kernel_threads;
+pub mod listener;
 pub mod platform;
 pub mod usage;

@@ -1,6 +1,6 @@
 //! Progress of a run on standard error: one redrawn line on a terminal, otherwise one line per minute.
 
-use std::io::Write;
+use std::{collections::BTreeSet, io::Write};
 
 use model::StartPhase;
 use stats::rank::nearest_rank;
@@ -8,9 +8,13 @@ use stats::rank::nearest_rank;
 use crate::{
     event::RunEvent,
     plan::{Plan, Row, Subject},
+    scenario::InterferenceSpec,
+    summary::interference::is_judged,
 };
 
 const SECOND_NS: u64 = 1_000_000_000;
+/// Number of disturbed rounds after which the run says so.
+const ANNOUNCED: usize = 2;
 
 /// Output medium of the progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +38,10 @@ impl Medium {
 pub(crate) struct LiveView<W: Write> {
     out: W,
     medium: Medium,
+    /// Rule that leaves out disturbed rounds, and the rounds that it judges.
+    rule: Option<InterferenceSpec>,
+    judged: BTreeSet<u32>,
+    disturbed: usize,
     rounds: usize,
     rounds_done: usize,
     /// Starts of all subjects.
@@ -48,8 +56,13 @@ pub(crate) struct LiveView<W: Write> {
 }
 
 impl<W: Write> LiveView<W> {
-    pub(crate) fn new(plan: &Plan, medium: Medium, out: W) -> Self {
+    pub(crate) fn new(plan: &Plan, rule: Option<InterferenceSpec>, medium: Medium, out: W) -> Self {
+        let judged = plan.rounds.iter();
+        let judged = judged.filter(|r| r.row == Row::Measured && is_judged(r.subject));
         Self {
+            rule,
+            judged: judged.map(|round| round.index).collect(),
+            disturbed: 0,
             out,
             medium,
             rounds: plan.rounds.len(),
@@ -79,6 +92,12 @@ impl<W: Write> LiveView<W> {
                     }
                 }
             }
+            RunEvent::RoundUsage { round, usage } if self.judged.contains(round) => {
+                let why = self.rule.and_then(|rule| rule.disturbs(usage));
+                if let Some(why) = why {
+                    self.disturbed(&why, usage.client_only);
+                }
+            }
             RunEvent::RoundEnded { .. } => self.rounds_done += 1,
             RunEvent::RunEnded { .. } => {
                 if self.medium == Medium::Terminal {
@@ -96,6 +115,27 @@ impl<W: Write> LiveView<W> {
                 Medium::Terminal => self.write(&format!("\r\x1b[K{line}")),
                 Medium::Log => self.write(&format!("cube-bench: {line}\n")),
             }
+        }
+    }
+
+    /// Announces once that rounds will not count, early enough to stop the run.
+    fn disturbed(&mut self, why: &str, is_client: bool) {
+        self.disturbed += 1;
+        if self.disturbed == ANNOUNCED {
+            let line = match self.medium {
+                Medium::Terminal => "\r\x1b[K",
+                Medium::Log => "",
+            };
+            let judged = self.judged.len();
+            let or_name = if is_client {
+                ", or name a measured server on this host with --server-pid"
+            } else {
+                ""
+            };
+            self.write(&format!(
+                "{line}cube-bench: {ANNOUNCED} of {judged} rounds will not count so far, unless a start fails in them: \
+                 {why}. Stop the other programs{or_name}, or raise interference.foreign_cpu_share\n"
+            ));
         }
     }
 
@@ -168,7 +208,7 @@ mod tests {
     /// The output for a run of four rounds, each of which takes `round_s` seconds.
     fn shown(medium: Medium, round_s: u64) -> String {
         let mut out = Vec::new();
-        let mut view = LiveView::new(&plan(), medium, &mut out);
+        let mut view = LiveView::new(&plan(), None, medium, &mut out);
         let ended = RunEvent::RoundEnded { round: 0, at_ns: 1 };
         view.apply(
             &RunEvent::Stock {
@@ -196,6 +236,45 @@ mod tests {
             !text.contains('\n') && text.ends_with("\r\x1b[K"),
             "{text:?}"
         );
+    }
+
+    #[test]
+    fn rounds_that_will_not_count_are_announced_once_after_the_second() {
+        let usage = |foreign_ns, client_only| RunEvent::RoundUsage {
+            round: 1,
+            usage: crate::event::RoundUsage {
+                wall_ns: 1000,
+                own_cpu_ns: Some(0),
+                foreign_cpu_ns: Some(foreign_ns),
+                kernel_cpu_ns: Some(0),
+                client_only,
+                cores: 1,
+                memory_wait_share: None,
+                cpu_wait_share: None,
+            },
+        };
+        let rule = InterferenceSpec {
+            foreign_cpu_share: 0.1,
+            memory_wait_share: 0.1,
+        };
+        let announced = |usages: &[u64], client_only| {
+            let mut out = Vec::new();
+            let mut view = LiveView::new(&plan(), Some(rule), Medium::Log, &mut out);
+            for foreign_ns in usages {
+                view.apply(&usage(*foreign_ns, client_only), BEGAN_NS);
+            }
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(announced(&[800, 50, 50], false), "");
+        let text = announced(&[800, 50, 700, 900, 900], false);
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(
+            text.contains("2 of 4 rounds will not count") && text.contains("70 %"),
+            "{text}"
+        );
+        assert!(!text.contains("--server-pid"), "{text}");
+        let text = announced(&[950, 950], true);
+        assert!(text.contains("--server-pid"), "{text}");
     }
 
     #[test]

@@ -25,7 +25,7 @@ use model::chain;
 use testbed::{
     artifacts::{self, ArtifactError},
     cluster::{Cluster, ClusterError, Hub},
-    endpoint::BadUrl,
+    endpoint::{BadUrl, Endpoint},
     exit,
     leftovers::{self, RunDir},
     server::ServerError,
@@ -33,11 +33,13 @@ use testbed::{
 };
 
 use crate::{
+    account::Account,
     clock,
     event::{EVENTS_FORMAT, EndReason, RunEvent, RunStarted},
     exchange::Network,
     host::{
         facts::{self, ENVIRONMENT_FILE, HostFacts},
+        listener,
         usage::OwnGroup,
     },
     live::{LiveView, Medium},
@@ -67,6 +69,8 @@ pub struct Settings {
     pub etcd: Option<PathBuf>,
     /// Directory for the results of this run; `None` is `ARTIFACTS/results/NAME-TIME`.
     pub results: Option<PathBuf>,
+    /// Process of the server at `target.api_url`; `None` searches for the one that listens there.
+    pub server_pid: Option<u32>,
     /// Directory for sockets, logs and server state of the run.
     pub run_root: PathBuf,
     /// Command line that repeats the run; recorded for the report.
@@ -91,6 +95,14 @@ pub enum SessionError {
         template: String,
         /// The response to the create.
         answer: String,
+    },
+    /// The measured server is not a process of this host, or the scenario has none.
+    #[error("cannot count the CPU time of process {pid} as the server's: {cure}")]
+    ServerPid {
+        pid: u32,
+        cure: &'static str,
+        #[source]
+        source: Option<io::Error>,
     },
     /// The program behind the target is missing, or did not start.
     #[error("cannot use target.kind {kind:?}: {why}")]
@@ -151,11 +163,18 @@ pub fn run_until(
     sweep(&settings.run_root)?;
     let mut host = facts::read(&settings.vmm.clone().unwrap_or_else(artifacts::default_vmm));
     // The server is a child of this process, so the process must first enter the run's cgroup.
-    let group = OwnGroup::enter()
+    let mut group = OwnGroup::enter()
         .inspect_err(|error| {
             eprintln!("cube-bench: CPU time of other programs is not measured: {error}");
         })
         .ok();
+    if let Some(group) = &mut group {
+        own_server(
+            group,
+            scenario.target.api_url.as_deref(),
+            settings.server_pid,
+        )?;
+    }
     // Servers and clones keep files in this directory, so it must outlive all subjects.
     let run_dir = Arc::new(RunDir::create(&settings.run_root).map_err(at(&settings.run_root))?);
     let cluster = hub.zip(scenario.cluster());
@@ -186,6 +205,37 @@ pub fn run_until(
     };
     recording.run(&systems, network.as_ref(), group.as_ref())?;
     Ok(results)
+}
+
+/// Counts the CPU time of the server at `url` as the run's, if its process is on this host.
+fn own_server(
+    group: &mut OwnGroup,
+    url: Option<&str>,
+    given: Option<u32>,
+) -> Result<(), SessionError> {
+    let refused = |pid, cure| move |source| SessionError::ServerPid { pid, cure, source };
+    let pid = match (url, given) {
+        (None, None) => return Ok(()),
+        (None, Some(pid)) => {
+            let cure = "the run starts the sandboxes itself: remove --server-pid, or add --target";
+            return Err(refused(pid, cure)(None));
+        }
+        (Some(_), Some(pid)) => pid,
+        (Some(url), None) => match listener::process_at(&Endpoint::parse(url)?) {
+            Some(pid) => pid,
+            None => {
+                group.set_client_only();
+                return Ok(());
+            }
+        },
+    };
+    let cure = "give the process id of the running server as --server-pid";
+    let account = Account::observe(pid).map_err(|error| refused(pid, cure)(Some(error)))?;
+    eprintln!(
+        "cube-bench: process {pid} is the measured server, so its CPU time counts as the run's"
+    );
+    group.add_server(account);
+    Ok(())
 }
 
 fn at(path: &Path) -> impl FnOnce(io::Error) -> SessionError {
@@ -287,7 +337,8 @@ impl Recording<'_> {
         } else {
             Medium::Log
         };
-        let progress = LiveView::new(&plan, medium, io::stderr());
+        let rule = self.scenario.interference;
+        let progress = LiveView::new(&plan, rule, medium, io::stderr());
         let (events, received) = channel();
         let stop_noise = AtomicBool::new(false);
         let recorded = thread::scope(|scope| {

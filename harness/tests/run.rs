@@ -365,6 +365,66 @@ fn a_template_that_the_server_does_not_have_ends_the_run_before_its_first_round(
     );
 }
 
+#[test]
+fn the_cpu_time_of_a_measured_server_on_this_host_is_the_runs_own() {
+    use std::io::{Read, Write};
+    let server = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let url = format!("http://{}", server.local_addr().expect("an address"));
+    std::thread::spawn(move || {
+        for stream in server.incoming() {
+            let mut stream = stream.expect("a connection");
+            let _ = stream.read(&mut [0; 4096]);
+            // 30 ms of CPU time, however long they take.
+            let clock = nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID;
+            let used = || std::time::Duration::from(clock.now().expect("a clock of this thread"));
+            let until = used() + std::time::Duration::from_millis(30);
+            while used() < until {}
+            let _ = stream.write_all(b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n");
+        }
+    });
+    let dir = tempfile::tempdir().expect("a directory");
+    let scenario = dir.path().join("busy.toml");
+    let text = "rounds = 2\nwarmup_rounds = 0\n[arrival]\nkind = \"closed\"\nstarts = 30\n[hold]\nuntil = \"exec\"\n\
+                [baseline]\nkind = \"none\"\n";
+    std::fs::write(&scenario, text).expect("a scenario");
+    let results = dir.path().join("results");
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_cube-bench"))
+        .env("E2B_API_KEY", "e2b_0")
+        .args(["run", "--target", &url, "--run-root"])
+        .arg(dir.path().join("run"))
+        .arg("--results")
+        .arg(&results)
+        .arg(&scenario)
+        .output()
+        .expect("cube-bench runs");
+    let text = String::from_utf8_lossy(&output.stderr);
+    let own: Vec<Option<u64>> = (record::read(&results).expect(&text).iter())
+        .filter_map(|event| match event {
+            RunEvent::RoundUsage { usage, .. } => Some(usage.own_cpu_ns),
+            _ => None,
+        })
+        .collect();
+    if own.is_empty() || own.iter().all(Option::is_none) {
+        eprintln!("skipped: this process may not create a cgroup");
+        return;
+    }
+    assert!(text.contains("is the measured server"), "{text}");
+    let own = own.into_iter().flatten().sum::<u64>() as f64 / 1e9;
+    assert!(
+        own > 60.0 * 0.030,
+        "{own} s of the run, which made 60 requests of 30 ms"
+    );
+    let refused = std::process::Command::new(env!("CARGO_BIN_EXE_cube-bench"))
+        .args(["run", "--server-pid", "1", "--run-root"])
+        .arg(dir.path().join("run"))
+        .arg(&scenario)
+        .output()
+        .expect("cube-bench runs");
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{text}");
+    assert!(text.contains("remove --server-pid"), "{text}");
+}
+
 /// CPU time of a process in seconds (user and system time of /proc/PID/stat).
 fn cpu_seconds(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is alive");

@@ -244,6 +244,7 @@ fn block_settings(plan: &AbPlan, side: Side, dir: &Path, run_root: &Path) -> Set
         probe: None,
         etcd: None,
         results: Some(dir.to_owned()),
+        server_pid: None,
         run_root: run_root.to_owned(),
         reproduce: plan.reproduce.clone(),
     }

@@ -63,6 +63,7 @@ impl Saturate {
             probe: None,
             etcd: None,
             results: None,
+            server_pid: None,
             run_root: self.run_root.run_root,
             reproduce: format!(
                 "cube-bench saturate {} --p95 {}",

@@ -4,7 +4,8 @@
 //! <hierarchy>/…/cube-bench-run-PID/     the harness and its children
 //! <hierarchy>/cube-TAG/                 VMs of a server that the run started
 //! ```
-//! For the run, the harness moves itself into its own cgroup. Everything that the host runs outside of these
+//! For the run, the harness moves itself into its own cgroup. A measured server that was already running on this host
+//! belongs to the run too ([`OwnGroup::add_server`]). Everything that the host runs outside of these
 //! cgroups is *foreign*: other programs, and kernel threads, which are counted separately. In a container, the root
 //! of the hierarchy is the container's cgroup, so programs outside the container are not visible.
 
@@ -19,7 +20,7 @@ use super::{
     cgroup::{ROOT, lineage},
     kernel_threads::KernelThreads,
 };
-use crate::{clock, event::RoundUsage};
+use crate::{account::Account, clock, event::RoundUsage};
 
 const PROCESSES: &str = "cgroup.procs";
 /// CPU time of a cgroup in nanoseconds, version 1.
@@ -44,6 +45,10 @@ pub struct OwnGroup {
     root: PathBuf,
     /// Cgroups of other servers and runs, which already existed.
     others: BTreeSet<PathBuf>,
+    /// The measured server, if it was already running.
+    server: Option<Account>,
+    /// Whether the sandboxes run where the harness does not see their CPU time.
+    client_only: bool,
 }
 
 /// One reading of all counters. Values that could not be read are `None`.
@@ -53,6 +58,7 @@ pub struct Reading {
     began_ns: u64,
     ended_ns: u64,
     own_ns: Option<u64>,
+    client_only: bool,
     host_ns: Option<u64>,
     kernel_threads: Option<KernelThreads>,
     memory_wait_ns: Option<u64>,
@@ -75,12 +81,24 @@ impl OwnGroup {
             home: home.clone(),
             root: root.clone(),
             others: children(root),
+            server: None,
+            client_only: false,
         };
         remove_stale(home);
         fs::create_dir(&group.own)?;
         // From here on, dropping the group removes the directory.
         fs::write(group.own.join(PROCESSES), process::id().to_string())?;
         Ok(group)
+    }
+
+    /// Counts the CPU time of a server that was already running as the run's.
+    pub fn add_server(&mut self, server: Account) {
+        self.server = Some(server);
+    }
+
+    /// Marks this host as the client of sandboxes whose CPU time is not visible.
+    pub fn set_client_only(&mut self) {
+        self.client_only = true;
     }
 
     /// Reads all counters.
@@ -92,13 +110,23 @@ impl OwnGroup {
         let began_ns = clock::monotonic_ns();
         Reading {
             began_ns,
-            own_ns: groups.iter().map(|group| usage_ns(group)).sum(),
+            own_ns: self.own_ns(&groups),
+            client_only: self.client_only,
             host_ns: self.host_ns(),
             kernel_threads: KernelThreads::read(&self.root.join(PROCESSES)),
             memory_wait_ns: waited_ns("memory"),
             cpu_wait_ns: waited_ns("cpu"),
             ended_ns: clock::monotonic_ns(),
         }
+    }
+
+    fn own_ns(&self, groups: &BTreeSet<PathBuf>) -> Option<u64> {
+        let of_groups: u64 = groups
+            .iter()
+            .map(|group| usage_ns(group))
+            .sum::<Option<_>>()?;
+        let of_server = self.server.as_ref().map(Account::cpu_ns).transpose();
+        Some(of_groups + of_server.ok()?.unwrap_or(0))
     }
 
     /// CPU time of all tasks. Version 1 counts it exactly in its root group. The root group of version 2 only has
@@ -141,6 +169,7 @@ impl Reading {
                 .zip(own_cpu_ns)
                 .map(|(host, own)| host.saturating_sub(own)),
             kernel_cpu_ns: threads.map(|(before, after)| after.since(before)),
+            client_only: later.client_only,
             cores,
             memory_wait_share: share(rise(self.memory_wait_ns, later.memory_wait_ns)),
             cpu_wait_share: share(rise(self.cpu_wait_ns, later.cpu_wait_ns)),
@@ -305,6 +334,7 @@ mod tests {
             began_ns: 0,
             ended_ns: 1,
             own_ns: Some(10),
+            client_only: false,
             host_ns: Some(100),
             kernel_threads: None,
             memory_wait_ns: Some(5),
@@ -314,6 +344,7 @@ mod tests {
             began_ns: 999,
             ended_ns: 1000,
             own_ns: Some(410),
+            client_only: false,
             host_ns: Some(1100),
             kernel_threads: None,
             memory_wait_ns: Some(105),

@@ -4,6 +4,9 @@
 //! A *repetition* is one measured round of each subject. Its rounds are excluded together, so that pairs stay
 //! pairs. A repetition with a failed start is never excluded: a disturbance does not excuse a failure.
 //!
+//! On a host that is only the client, the measured system may be among the other programs. There, they disturb a round
+//! only if they also leave the client less idle CPU time than they may use.
+//!
 //! No rule judges kernel threads, because they also work for the run, for example when VMs end. A limit would
 //! exclude the rounds in which the measured system cost the most.
 
@@ -98,7 +101,10 @@ impl InterferenceSpec {
     #[must_use]
     pub fn disturbs(&self, usage: &RoundUsage) -> Option<String> {
         let exceeds = |share: Option<f64>, limit: f64| share.filter(|share| *share > limit);
-        if let Some(share) = exceeds(usage.programs_share(), self.foreign_cpu_share) {
+        let has_cpu = |idle: f64| idle >= self.foreign_cpu_share;
+        let is_fine = usage.client_only && usage.idle_share().is_some_and(has_cpu);
+        let foreign = usage.programs_share().filter(|_| !is_fine);
+        if let Some(share) = exceeds(foreign, self.foreign_cpu_share) {
             let percent = share * 100.0;
             let included = match usage.kernel_cpu_ns {
                 Some(_) => "",
@@ -117,7 +123,7 @@ impl InterferenceSpec {
 }
 
 /// Rounds of the null target last only milliseconds, of which a single other task can take a large share.
-fn is_judged(subject: Subject) -> bool {
+pub(crate) fn is_judged(subject: Subject) -> bool {
     subject != Subject::Null
 }
 
@@ -202,6 +208,7 @@ mod tests {
             )]
             foreign_cpu_ns: Some((foreign * 2000.0) as u64),
             kernel_cpu_ns: Some(0),
+            client_only: false,
             cores: 2,
             memory_wait_share: Some(memory_wait),
             cpu_wait_share: Some(1.0),
@@ -222,6 +229,24 @@ mod tests {
         let mut unknown = usage(1.0, 0.0);
         unknown.foreign_cpu_ns = None;
         assert_eq!(rule.disturbs(&unknown), None);
+    }
+
+    #[test]
+    fn a_client_is_disturbed_only_without_idle_cpu_time() {
+        let rule = InterferenceSpec {
+            foreign_cpu_share: 0.1,
+            memory_wait_share: 0.2,
+        };
+        // The client itself uses a quarter.
+        let mut round = usage(0.6, 0.0);
+        assert!(rule.disturbs(&round).is_some(), "not only a client");
+        round.client_only = true;
+        assert_eq!(rule.disturbs(&round), None, "15 % are idle");
+        round.foreign_cpu_ns = Some(1400);
+        assert!(rule.disturbs(&round).is_some(), "5 % are idle");
+        round.memory_wait_share = Some(0.5);
+        round.foreign_cpu_ns = Some(0);
+        assert!(rule.disturbs(&round).is_some(), "a client needs memory");
     }
 
     #[test]
