@@ -5,19 +5,22 @@
 //! run: on a host graded below publishable, the host may be the cause, so the run is inconclusive unless it is
 //! strict.
 
+mod costs;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
     event::StartKind,
     host::grade::Grade,
-    scenario::{GateSpec, HoldUntil, Limit, Metric, Quantile},
+    scenario::{GateSpec, HoldUntil, Limit, Metric, OtherRow, Quantile},
     summary::{
-        cost::{self, Rate},
-        fold::Summary,
+        cost,
+        fold::{self, Summary},
         ratio::{self, Ratio},
         turns,
     },
 };
+use costs::Quotient;
 use stats::{
     bootstrap::NEEDS_CLUSTERS,
     quantile::{Estimate, INFINITE, Samples},
@@ -52,7 +55,7 @@ pub struct GateResult {
     pub name: String,
     /// Metric as written in the scenario.
     pub metric: String,
-    /// `ms`, `bytes`, `count`, `per_s` or `times`.
+    /// `ms`, `bytes`, `count`, `per_s`, `%` or `times`.
     pub unit: String,
     /// `null` if the metric has no finite value, because there are too few samples or too many starts failed.
     pub measured: Option<f64>,
@@ -74,6 +77,7 @@ pub struct GateResult {
 /// Evaluates all gates in the order of the scenario.
 #[must_use]
 pub fn judge(gates: &[GateSpec], summary: &Summary, grade: Grade) -> Vec<GateResult> {
+    let is_publishable = grade == Grade::Publishable;
     gates
         .iter()
         .map(|gate| match gate.metric {
@@ -84,6 +88,14 @@ pub fn judge(gates: &[GateSpec], summary: &Summary, grade: Grade) -> Vec<GateRes
                 &summary.mixture(),
                 grade,
             ),
+            Metric::Other(row, phase, quantile) => {
+                let starts = match row {
+                    OtherRow::Cold => &summary.cold,
+                    OtherRow::Beside => &summary.beside,
+                };
+                let samples = fold::latencies(starts.iter(), phase);
+                time(gate, &samples, quantile, "", grade)
+            }
             Metric::Turn(number, quantile) => {
                 let samples = turns::latencies(&summary.clones, number.saturating_sub(1));
                 time(gate, &samples, quantile, "", grade)
@@ -116,11 +128,21 @@ pub fn judge(gates: &[GateSpec], summary: &Summary, grade: Grade) -> Vec<GateRes
                 judged
             }
             Metric::MemorySlope => slope(gate, summary),
+            Metric::MemoryRss => Quotient::of_vmm(summary, |l| l.rss_bytes).judge(gate, true),
+            Metric::MemoryPss => Quotient::of_vmm(summary, |l| l.pss_bytes).judge(gate, true),
+            Metric::CpuPerStart => Quotient::cpu_per_start(summary).judge(gate, is_publishable),
+            Metric::HitRate => costs::hit_rate(gate, summary),
+            Metric::SustainedRate => costs::sustained(gate, summary, grade),
+            Metric::DensityAlive => costs::density(gate, summary),
             Metric::Failures => failures(gate, summary),
             Metric::NotWarm => not_warm(gate, summary),
             Metric::AfterHoldFailures => after_hold(gate, summary),
-            Metric::DrainRate => rate(gate, &cost::drain(summary), summary, grade),
-            Metric::SustainableRate => rate(gate, &cost::sustainable(summary), summary, grade),
+            Metric::DrainRate => Quotient::starts_per_second(cost::drain(summary), summary)
+                .judge(gate, is_publishable),
+            Metric::SustainableRate => {
+                Quotient::starts_per_second(cost::sustainable(summary), summary)
+                    .judge(gate, is_publishable)
+            }
         })
         .collect()
 }
@@ -136,8 +158,9 @@ fn result(
     let (unit, limit) = match gate.limit {
         Limit::Nanoseconds(ns) => ("ms", ns as f64 / 1e6),
         Limit::Bytes(bytes) => ("bytes", bytes as f64),
-        Limit::Count(count) => ("count", count as f64),
+        Limit::Count(count) | Limit::AtLeast(count) => ("count", count as f64),
         Limit::PerSecond(rate) => ("per_s", rate),
+        Limit::Percent(percent) => ("%", percent),
         Limit::Times(times) => ("times", times),
     };
     GateResult {
@@ -336,35 +359,6 @@ fn counted(gate: &GateSpec, n: usize, failed: u64, what: &str) -> GateResult {
         verdict,
         format!("{failed} of {n} {what} failed"),
     )
-}
-
-/// A rate in starts per second, which has a lower limit.
-fn rate(gate: &GateSpec, found: &Rate, summary: &Summary, grade: Grade) -> GateResult {
-    let n = summary.clones.len();
-    let Some(rate) = found.value() else {
-        let why = "the run has no such rate, or no measured round was completed".to_owned();
-        return result(gate, n, None, Verdict::Inconclusive, why);
-    };
-    let Some((low, high)) = found.interval95() else {
-        let why = format!(
-            "{} rounds are too few for an interval, which needs {NEEDS_CLUSTERS}",
-            found.rounds()
-        );
-        return result(gate, n, Some(rate), Verdict::Inconclusive, why);
-    };
-    let why = format!("95 % confidence interval {low:.1} to {high:.1} starts per second");
-    GateResult {
-        interval95: finite((low, high)),
-        decisive: grade == Grade::Publishable,
-        // Negated, because the limit is a lower limit.
-        ..result(
-            gate,
-            n,
-            Some(rate),
-            within((-high, -low), -limit_of(gate)),
-            why,
-        )
-    }
 }
 
 #[cfg(test)]

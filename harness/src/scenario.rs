@@ -34,7 +34,7 @@ pub use arrival::{Arrival, Spacing, SteadySpec};
 pub use change::{BadChange, Change};
 pub use decidable::undecidable;
 pub use event::{EventCount, EventKind, EventSpec, EventTime};
-pub use gate_spec::{GateSpec, Limit, Metric, Timed};
+pub use gate_spec::{GateSpec, Limit, Metric, OtherRow, Timed};
 pub use lives::{HoldSpec, HoldUntil, Lifetime, MixSpec};
 pub use mode::{BesideSpec, ClusterSpec, Mode, PeerSpec, TraceSpec};
 pub use network::{ExchangeSpec, NetworkSpec};

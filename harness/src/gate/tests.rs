@@ -315,3 +315,154 @@ fn durations_and_counts_of_events_are_judged_as_others() {
     let none = judged("event.lost", "0", &Summary::default());
     assert_eq!(none.verdict, Verdict::Inconclusive);
 }
+
+fn with_ledgers(rss_mb: impl Fn(u32) -> u64) -> Summary {
+    let ledger = |round: u32| crate::event::CloneLedger {
+        round,
+        arrival: 0,
+        guest_private_bytes: None,
+        vmm_private_bytes: None,
+        page_tables_bytes: None,
+        guest_shared_bytes: None,
+        rss_bytes: Some(rss_mb(round) * 1_000_000),
+        pss_bytes: Some(2_000_000),
+    };
+    Summary {
+        ledgers: (0..20)
+            .flat_map(|round| [ledger(round), ledger(round)])
+            .collect(),
+        ..Summary::default()
+    }
+}
+
+#[test]
+fn sizes_of_a_vmm_are_judged_by_the_interval_of_their_mean() {
+    let summary = with_ledgers(|round| 10 + u64::from(round % 2));
+    let of = |metric: &str, limit: &str| judged(metric, limit, &summary, Grade::Indicative);
+    assert_eq!(of("memory.rss", "11MB").verdict, Verdict::Met);
+    assert_eq!(of("memory.rss", "10500KB").verdict, Verdict::Inconclusive);
+    let missed = of("memory.rss", "10MB");
+    assert_eq!(
+        (missed.verdict, missed.decisive, missed.n),
+        (Verdict::Missed, true, 40)
+    );
+    assert_eq!(missed.measured, Some(10_500_000.0));
+    assert_eq!(of("memory.pss", "2MB").verdict, Verdict::Met);
+    let none = judged("memory.rss", "9MB", &Summary::default(), Grade::Publishable);
+    assert_eq!(none.verdict, Verdict::Inconclusive);
+}
+
+#[test]
+fn cold_starts_and_comparison_rounds_are_gated_apart_from_the_clones() {
+    let summary = Summary {
+        cold: attempts(Subject::Clone, 10, |_, _| Some(100)),
+        beside: attempts(Subject::Beside, 10, |_, _| Some(20)),
+        ..clones(|_, _| Some(3))
+    };
+    let measured = |metric| judged(metric, "60ms", &summary, Grade::Publishable);
+    assert_eq!(measured("cold.first_exec.p95").verdict, Verdict::Missed);
+    assert_eq!(measured("beside.first_exec.p95").measured, Some(20.0));
+    assert_eq!(measured("first_exec.p95").measured, Some(3.0));
+    let none = judged(
+        "cold.first_exec.p95",
+        "60ms",
+        &clones(|_, _| Some(3)),
+        Grade::Publishable,
+    );
+    assert_eq!(none.verdict, Verdict::Inconclusive);
+}
+
+#[test]
+fn cpu_time_per_start_is_judged_by_its_interval_over_rounds() {
+    let mut summary = of_scenario(clones(|_, _| Some(10)), "[target]\nkind='e2b'");
+    // 10 starts a round that take 17 or 18 ms of CPU time each.
+    let spent = |round: u32| crate::event::Spent {
+        round,
+        subject: Subject::Clone,
+        from_ns: 0,
+        until_ns: 1,
+        cpu_ns: Some(u64::from(170 + 10 * (round % 2)) * 1_000_000),
+        server_cpu_ns: None,
+        warm: None,
+        stock_after: None,
+        memory: None,
+    };
+    summary.spent = (0..20).map(spent).collect();
+    let of = |limit, grade| judged("cpu_per_start", limit, &summary, grade);
+    assert_eq!(of("18ms", Grade::Indicative).verdict, Verdict::Met);
+    assert_eq!(
+        of("17500us", Grade::Indicative).verdict,
+        Verdict::Inconclusive
+    );
+    let missed = of("17ms", Grade::Indicative);
+    assert_eq!((missed.verdict, missed.decisive), (Verdict::Missed, false));
+    assert!(of("17ms", Grade::Publishable).decisive);
+}
+
+#[test]
+fn a_hit_rate_has_a_lower_limit() {
+    let mut summary = clones(|_, _| Some(10));
+    for (number, clone) in summary.clones.iter_mut().enumerate() {
+        clone.start = Some(if number % 50 == 0 {
+            StartKind::Restored
+        } else {
+            StartKind::Warm
+        });
+    }
+    let of = |limit| judged("hit_rate", limit, &summary, Grade::Unfit);
+    assert_eq!(
+        (of("98%").verdict, of("98.5%").verdict),
+        (Verdict::Met, Verdict::Missed)
+    );
+    assert_eq!(
+        (of("99%").measured, of("99%").unit.as_str()),
+        (Some(98.0), "%")
+    );
+    let unknown = judged(
+        "hit_rate",
+        "1%",
+        &clones(|_, _| Some(1)),
+        Grade::Publishable,
+    );
+    assert_eq!(unknown.verdict, Verdict::Inconclusive);
+}
+
+#[test]
+fn the_largest_level_and_the_largest_sustained_rate_have_lower_limits() {
+    let mut summary = of_scenario(clones(|_, _| Some(10)), "[hold]\nuntil='end'");
+    for round in 0..20 {
+        summary.rounds.insert(
+            round,
+            RoundTimes {
+                base_ns: 0,
+                end_ns: Some(1),
+            },
+        );
+        summary.alive_before.insert(round, round * 10);
+    }
+    let alive = |limit, summary: &Summary| judged("density.alive", limit, summary, Grade::Unfit);
+    assert_eq!(alive("200", &summary).verdict, Verdict::Met);
+    assert_eq!(alive("201", &summary).verdict, Verdict::Missed);
+    let failed = clones(|round, _| (round < 3).then_some(10));
+    summary.clones = failed.clones;
+    assert_eq!(alive("30", &summary).verdict, Verdict::Met);
+    assert_eq!(alive("31", &summary).measured, Some(30.0));
+    let none = judged(
+        "density.alive",
+        "1",
+        &Summary::default(),
+        Grade::Publishable,
+    );
+    assert_eq!(none.verdict, Verdict::Inconclusive);
+    let one_rate = judged("sustained_per_s", "1/s", &summary, Grade::Publishable);
+    assert_eq!(one_rate.verdict, Verdict::Inconclusive);
+    // One rate, none of whose starts came from a warm slot.
+    summary.rates = (0..20).map(|round| (round, 5.0)).collect();
+    let missed = judged("sustained_per_s", "1/s", &summary, Grade::Publishable);
+    assert_eq!((missed.verdict, missed.measured), (Verdict::Missed, None));
+    assert!(
+        missed.reason.contains("5 per second was not sustained"),
+        "{}",
+        missed.reason
+    );
+}

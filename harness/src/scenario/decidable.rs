@@ -2,7 +2,7 @@
 
 use stats::{bootstrap::NEEDS_CLUSTERS, quantile::Quantile};
 
-use super::{GateSpec, HoldUntil, Metric, Scenario, TargetKind, Timed};
+use super::{GateSpec, HoldUntil, Metric, OtherRow, Scenario, TargetKind, Timed};
 use crate::{
     plan::{self, Row, Start, Subject},
     summary::fold::CLUSTERS,
@@ -91,6 +91,20 @@ fn reason(metric: Metric, scenario: &Scenario, planned: &Planned) -> Option<Stri
         | Metric::BaselineRatio(Timed::Phase(_) | Timed::Turn(_), quantile) => {
             planned.quantile(quantile)
         }
+        Metric::Other(OtherRow::Beside, _, quantile) => because(
+            scenario.beside().is_none(),
+            "it has no comparison rounds: set mode.kind to \"beside\"",
+        )
+        .or_else(|| planned.quantile(quantile)),
+        Metric::Other(OtherRow::Cold, _, quantile) => {
+            let (needs, has) = (quantile.needs(), scenario.cold_rounds);
+            let few = usize::try_from(has).is_ok_and(|has| has < needs);
+            few.then(|| {
+                format!(
+                    "it needs {needs} cold starts and the scenario has {has}: raise cold_rounds"
+                )
+            })
+        }
         Metric::Round(quantile) => planned.rounds(quantile.needs()),
         Metric::BaselineRatio(Timed::Round, quantile) => {
             planned.rounds(quantile.needs().max(NEEDS_CLUSTERS))
@@ -105,6 +119,7 @@ fn reason(metric: Metric, scenario: &Scenario, planned: &Planned) -> Option<Stri
 /// The same for memory, CPU time, rates and counts of a server.
 fn reason_of_cost(metric: Metric, scenario: &Scenario, planned: &Planned) -> Option<String> {
     let of_server = scenario.target.kind == TargetKind::E2b;
+    let by_url = scenario.target.api_url.is_some();
     let has_pool = of_server && scenario.target.api_url.is_none() && scenario.target.warm > 0;
     match metric {
         Metric::MemorySlope => because(
@@ -112,13 +127,38 @@ fn reason_of_cost(metric: Metric, scenario: &Scenario, planned: &Planned) -> Opt
             "memory is not measured: set memory.measure to true",
         )
         .or_else(|| planned.rounds(2)),
-        Metric::NotWarm => because(
+        Metric::NotWarm | Metric::HitRate => because(
             !of_server,
             "only a server reports warm starts: set target.kind to \"e2b\"",
         ),
         Metric::AfterHoldFailures => because(
             !scenario.hold.exec_after && scenario.hold.until != HoldUntil::Lifetime,
             "no command is repeated: set hold.exec_after to true",
+        ),
+        Metric::MemoryRss | Metric::MemoryPss => because(
+            scenario.memory.is_none(),
+            "memory is not measured: set memory.measure to true",
+        )
+        .or_else(|| because(by_url, "the processes of a server by URL are not visible: remove target.api_url"))
+        .or_else(|| planned.rounds(NEEDS_CLUSTERS)),
+        Metric::CpuPerStart => because(
+            by_url,
+            "the CPU time of a server by URL is not counted per start: remove target.api_url",
+        )
+        .or_else(|| {
+            because(
+                scenario.hold.until == HoldUntil::End && !of_server,
+                "VMMs that outlive their round are not counted: set hold.until to \"round\" or \"exec\"",
+            )
+        })
+        .or_else(|| planned.rounds(NEEDS_CLUSTERS)),
+        Metric::SustainedRate => because(
+            scenario.steady.is_none(),
+            "it has one rate: set arrival.kind to \"steady\"",
+        ),
+        Metric::DensityAlive => because(
+            scenario.hold.until != HoldUntil::End,
+            "sandboxes do not accumulate: set hold.until to \"end\"",
         ),
         Metric::DrainRate => because(
             !of_server,
@@ -192,6 +232,18 @@ mod tests {
             ("", "drain_per_s", "1/s", "target.kind"),
             ("", "after_hold.failures", "0", "hold.exec_after"),
             ("", "sustainable_per_s", "1/s", "hold.until"),
+            ("", "memory.rss", "6MB", "memory.measure"),
+            ("", "cpu_per_start", "20ms", "raise rounds"),
+            ("", "hit_rate", "99%", "target.kind"),
+            ("", "sustained_per_s", "2/s", "arrival.kind"),
+            ("", "density.alive", "500", "hold.until"),
+            (
+                "cold_rounds = 99",
+                "cold.first_exec.p95",
+                "60ms",
+                "cold_rounds",
+            ),
+            ("", "beside.replied.p50", "5ms", "mode.kind"),
             (
                 "[target]\nkind = \"e2b\"\napi_url = \"http://h\"\n[hold]\nuntil = \"exec\"",
                 "sustainable_per_s",

@@ -1,4 +1,4 @@
-//! Parses gates: a metric, a limit in its unit and, for times, an optional limit on the ratio to the baseline.
+//! Parses gates: a metric, a limit in its unit and, for values that reference runs give, the run of the limit.
 
 use std::fmt;
 
@@ -36,6 +36,8 @@ pub struct GateSpec {
 pub enum Metric {
     /// Quantile of the latency of a phase, from the intended start.
     Phase(StartPhase, Quantile),
+    /// Quantile of the latency of a phase in another row of the report.
+    Other(OtherRow, StartPhase, Quantile),
     /// Quantile of the duration of a turn.
     Turn(usize, Quantile),
     /// A quantile of times divided by the same quantile of host processes in the same run.
@@ -46,10 +48,18 @@ pub enum Metric {
     Round(Quantile),
     /// Decrease of available memory per additional clone, in bytes.
     MemorySlope,
+    /// Resident set size of one VMM, mean over held clones, in bytes.
+    MemoryRss,
+    /// Proportional set size of one VMM, mean over held clones, in bytes.
+    MemoryPss,
+    /// CPU time per start, until the pool is full again.
+    CpuPerStart,
     /// Number of failed starts.
     Failures,
     /// Number of starts that did not take a sandbox from the warm pool of the server, failed ones included.
     NotWarm,
+    /// Share of starts that took a sandbox from the warm pool of the server.
+    HitRate,
     /// Number of failed repeats in held clones, of the first command or of a denied exchange.
     AfterHoldFailures,
     /// Successful starts per second while the pool of a server drains.
@@ -57,10 +67,24 @@ pub enum Metric {
     /// Successful starts per second, if the time until the pool is full again is included.
     #[serde(alias = "starts_per_second")]
     SustainableRate,
+    /// Largest of the scenario's rates that was sustained together with all lower ones.
+    SustainedRate,
+    /// Largest number of living sandboxes that was reached without a failed start.
+    DensityAlive,
     /// Quantile of a duration of the scenario's events.
     Event(EventTime, Quantile),
     /// Sum of a count over the scenario's events.
     EventCount(EventCount),
+}
+
+/// Starts that are not in the phases of the report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OtherRow {
+    /// Starts while the template was not in the page cache.
+    Cold,
+    /// Starts of the comparison rounds.
+    Beside,
 }
 
 /// Numerator of a ratio to the baseline. Turns and phases are divided by the first exec of host processes, rounds
@@ -84,11 +108,31 @@ pub enum Limit {
     Bytes(u64),
     /// Upper limit of a count.
     Count(u64),
+    /// Lower limit of a count.
+    AtLeast(u64),
     /// Lower limit of a rate.
     PerSecond(f64),
+    /// Lower limit of a share.
+    Percent(f64),
     /// Upper limit of a ratio.
     Times(f64),
 }
+
+/// Metrics whose name has no parameter.
+const NAMED: [(&str, Metric); 12] = [
+    ("memory.slope", Metric::MemorySlope),
+    ("memory.rss", Metric::MemoryRss),
+    ("memory.pss", Metric::MemoryPss),
+    ("cpu_per_start", Metric::CpuPerStart),
+    ("failures", Metric::Failures),
+    ("not_warm", Metric::NotWarm),
+    ("hit_rate", Metric::HitRate),
+    ("after_hold.failures", Metric::AfterHoldFailures),
+    ("drain_per_s", Metric::DrainRate),
+    ("sustainable_per_s", Metric::SustainableRate),
+    ("sustained_per_s", Metric::SustainedRate),
+    ("density.alive", Metric::DensityAlive),
+];
 
 impl fmt::Display for Metric {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -96,20 +140,21 @@ impl fmt::Display for Metric {
             Self::Phase(phase, quantile) => {
                 write!(f, "{}.{}", Timed::Phase(*phase), quantile.name())
             }
+            Self::Other(row, phase, quantile) => {
+                write!(f, "{}.{}.{}", row.name(), phase.name(), quantile.name())
+            }
             Self::Turn(number, quantile) => {
                 write!(f, "{}.{}", Timed::Turn(*number), quantile.name())
             }
             Self::Round(quantile) => write!(f, "{}.{}", Timed::Round, quantile.name()),
             Self::BaselineRatio(of, quantile) => write!(f, "{of}.{}.ratio", quantile.name()),
             Self::TurnRatio(number) => write!(f, "turn.{number}.ratio"),
-            Self::MemorySlope => f.write_str("memory.slope"),
-            Self::Failures => f.write_str("failures"),
-            Self::NotWarm => f.write_str("not_warm"),
-            Self::AfterHoldFailures => f.write_str("after_hold.failures"),
-            Self::DrainRate => f.write_str("drain_per_s"),
-            Self::SustainableRate => f.write_str("sustainable_per_s"),
             Self::Event(time, quantile) => write!(f, "event.{}.{}", time.name(), quantile.name()),
             Self::EventCount(count) => write!(f, "event.{}", count.name()),
+            named => {
+                let found = NAMED.iter().find(|(_, metric)| metric == named);
+                f.write_str(found.map_or("", |(name, _)| name))
+            }
         }
     }
 }
@@ -124,6 +169,17 @@ impl fmt::Display for Timed {
     }
 }
 
+impl OtherRow {
+    const ALL: [Self; 2] = [Self::Cold, Self::Beside];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cold => "cold",
+            Self::Beside => "beside",
+        }
+    }
+}
+
 impl Timed {
     fn parse(text: &str) -> Option<Self> {
         if let Some(number) = text.strip_prefix("turn.") {
@@ -132,78 +188,125 @@ impl Timed {
         if text == "round" {
             return Some(Self::Round);
         }
-        let phase = StartPhase::ALL.into_iter().find(|p| p.name() == text)?;
-        Some(Self::Phase(phase))
+        Some(Self::Phase(phase(text)?))
     }
+}
+
+fn phase(text: &str) -> Option<StartPhase> {
+    StartPhase::ALL.into_iter().find(|p| p.name() == text)
+}
+
+fn quantile(text: &str) -> Option<Quantile> {
+    Quantile::ALL.into_iter().find(|q| q.name() == text)
 }
 
 impl Metric {
     fn parse(text: &str) -> Option<Self> {
-        match text {
-            "memory.slope" => Some(Self::MemorySlope),
-            "failures" => Some(Self::Failures),
-            "not_warm" => Some(Self::NotWarm),
-            "after_hold.failures" => Some(Self::AfterHoldFailures),
-            "drain_per_s" => Some(Self::DrainRate),
-            "sustainable_per_s" => Some(Self::SustainableRate),
-            _ if text.starts_with("event.") => Self::parse_event(text.strip_prefix("event.")?),
-            _ => {
-                let (time, is_ratio) = match text.strip_suffix(".ratio") {
-                    Some(time) => (time, true),
-                    None => (text, false),
-                };
-                // A ratio without a quantile must be a ratio of turns.
-                if let (true, Some(Timed::Turn(number))) = (is_ratio, Timed::parse(time)) {
-                    return Some(Self::TurnRatio(number));
-                }
-                let (of, quantile) = time.rsplit_once('.')?;
-                let quantile = Quantile::ALL.into_iter().find(|q| q.name() == quantile)?;
-                Some(match (Timed::parse(of)?, is_ratio) {
-                    (of, true) => Self::BaselineRatio(of, quantile),
-                    (Timed::Phase(phase), false) => Self::Phase(phase, quantile),
-                    (Timed::Turn(number), false) => Self::Turn(number, quantile),
-                    (Timed::Round, false) => Self::Round(quantile),
-                })
+        if let Some((_, metric)) = NAMED.iter().find(|(name, _)| *name == text) {
+            return Some(*metric);
+        }
+        if let Some(event) = text.strip_prefix("event.") {
+            return Self::parse_event(event);
+        }
+        for row in OtherRow::ALL {
+            let rest = text
+                .strip_prefix(row.name())
+                .and_then(|t| t.strip_prefix('.'));
+            if let Some((of, q)) = rest.and_then(|rest| rest.split_once('.')) {
+                return Some(Self::Other(row, phase(of)?, quantile(q)?));
             }
         }
+        let (time, is_ratio) = match text.strip_suffix(".ratio") {
+            Some(time) => (time, true),
+            None => (text, false),
+        };
+        // A ratio without a quantile must be a ratio of turns.
+        if let (true, Some(Timed::Turn(number))) = (is_ratio, Timed::parse(time)) {
+            return Some(Self::TurnRatio(number));
+        }
+        let (of, q) = time.rsplit_once('.')?;
+        let q = quantile(q)?;
+        Some(match (Timed::parse(of)?, is_ratio) {
+            (of, true) => Self::BaselineRatio(of, q),
+            (Timed::Phase(phase), false) => Self::Phase(phase, q),
+            (Timed::Turn(number), false) => Self::Turn(number, q),
+            (Timed::Round, false) => Self::Round(q),
+        })
     }
 
+    /// `text` is the part after `event.`: a count, or a time with a quantile.
     fn parse_event(text: &str) -> Option<Self> {
-        let Some((time, quantile)) = text.split_once('.') else {
+        let Some((time, q)) = text.split_once('.') else {
             let count = EventCount::ALL.into_iter().find(|c| c.name() == text)?;
             return Some(Self::EventCount(count));
         };
         let time = EventTime::ALL.into_iter().find(|t| t.name() == time)?;
-        let quantile = Quantile::ALL.into_iter().find(|q| q.name() == quantile)?;
-        Some(Self::Event(time, quantile))
+        Some(Self::Event(time, quantile(q)?))
+    }
+
+    /// The metric with the most similar name. Of metrics with a parameter, only typical ones are compared.
+    fn nearest(text: &str) -> String {
+        let timed = StartPhase::ALL.map(Timed::Phase).into_iter();
+        let timed = timed.chain([Timed::Turn(1), Timed::Round]).flat_map(|of| {
+            let of_quantile = move |q: Quantile| {
+                let name = format!("{of}.{}", q.name());
+                [format!("{name}.ratio"), name]
+            };
+            Quantile::ALL.into_iter().flat_map(of_quantile)
+        });
+        let others = OtherRow::ALL.into_iter().flat_map(|row| {
+            let of_phase =
+                move |phase| Quantile::ALL.map(|q| Self::Other(row, phase, q).to_string());
+            StartPhase::ALL.into_iter().flat_map(of_phase)
+        });
+        let events = EventTime::ALL.into_iter();
+        let events = events.map(|time| Self::Event(time, Quantile::Max).to_string());
+        let counts = EventCount::ALL.into_iter();
+        let counts = counts.map(|count| Self::EventCount(count).to_string());
+        let named = NAMED.iter().map(|(name, _)| (*name).to_owned());
+        let all = named.chain(timed).chain(others).chain(events).chain(counts);
+        all.min_by_key(|name| strsim::damerau_levenshtein(name, text))
+            .unwrap_or_default()
     }
 
     fn limit(self, text: &str) -> Result<Limit, String> {
+        let positive = |text: &str| {
+            let number = text.trim_end().parse::<f64>().ok();
+            number.filter(|n| n.is_finite() && *n > 0.0)
+        };
         let (limit, shape) = match self {
-            Self::Phase(..) | Self::Turn(..) | Self::Round(_) | Self::Event(..) => (
+            Self::Phase(..)
+            | Self::Other(..)
+            | Self::Turn(..)
+            | Self::Round(_)
+            | Self::Event(..)
+            | Self::CpuPerStart => (
                 humantime::parse_duration(text)
                     .ok()
                     .map(|d| Limit::Nanoseconds(crate::clock::nanoseconds(d))),
                 "duration with a unit such as \"60ms\"",
             ),
-            Self::TurnRatio(_) | Self::BaselineRatio(..) => (
-                text.parse::<f64>()
-                    .ok()
-                    .filter(|n| n.is_finite() && *n > 0.0)
-                    .map(Limit::Times),
-                "number such as \"1.10\"",
-            ),
-            Self::MemorySlope => (
+            Self::TurnRatio(_) | Self::BaselineRatio(..) => {
+                (positive(text).map(Limit::Times), "number such as \"1.10\"")
+            }
+            Self::MemorySlope | Self::MemoryRss | Self::MemoryPss => (
                 text.parse::<Bytes>().ok().map(|b| Limit::Bytes(b.0)),
                 "size with a unit such as \"5MB\"",
             ),
             Self::Failures | Self::NotWarm | Self::AfterHoldFailures | Self::EventCount(_) => {
                 (text.parse().ok().map(Limit::Count), "whole number")
             }
-            Self::DrainRate | Self::SustainableRate => (
+            Self::DensityAlive => (text.parse().ok().map(Limit::AtLeast), "whole number"),
+            Self::HitRate => (
+                text.strip_suffix('%')
+                    .and_then(positive)
+                    .filter(|percent| *percent <= 100.0)
+                    .map(Limit::Percent),
+                "share such as \"99%\"",
+            ),
+            Self::DrainRate | Self::SustainableRate | Self::SustainedRate => (
                 text.strip_suffix("/s")
-                    .and_then(|n| n.trim_end().parse::<f64>().ok())
-                    .filter(|n| n.is_finite() && *n > 0.0)
+                    .and_then(positive)
                     .map(Limit::PerSecond),
                 "rate such as \"100/s\"",
             ),
@@ -219,9 +322,9 @@ impl TryFrom<GateConfig> for GateSpec {
         let name = config.name;
         let metric = Metric::parse(&config.metric).ok_or_else(|| {
             format!(
-                "gate {name}: {:?} is not a metric: use PHASE.Q, turn.N.Q or round.Q with Q p50, p95, p99 or max, the \
-                 same with .ratio for the ratio to host processes, or turn.N.ratio, memory.slope, failures, not_warm, after_hold.failures, drain_per_s, sustainable_per_s, event.NAME.Q or event.COUNT",
-                config.metric
+                "gate {name}: {:?} is not a metric, the nearest one is `{}`; docs/measure/measuring.md lists all under Gates",
+                config.metric,
+                Metric::nearest(&config.metric)
             )
         })?;
         let limit = metric

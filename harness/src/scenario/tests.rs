@@ -56,7 +56,9 @@ fn errors_name_the_invalid_value() {
     insta::assert_snapshot!(refused("[arrival]\nkind='steady'\nrates_per_s=[2,99999]"), @"scenario t: arrival.rates_per_s and arrival.lasts cause 5999940 starts in a round, at most 100000 are allowed");
     insta::assert_snapshot!(refused("[arrival]\nrates_per_s=[1]"), @r#"scenario t: arrival.rates_per_s has no meaning for kind "burst""#);
     insta::assert_snapshot!(refused("[target]\nkind='e2b'\nwatch='1ms'"), @"scenario t: target.watch reads the number of warm sandboxes: set target.warm");
-    insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p96'\nlimit='1ms'"), @"scenario t: gate a: \"first_exec.p96\" is not a metric: use PHASE.Q, turn.N.Q or round.Q with Q p50, p95, p99 or max, the same with .ratio for the ratio to host processes, or turn.N.ratio, memory.slope, failures, not_warm, after_hold.failures, drain_per_s, sustainable_per_s, event.NAME.Q or event.COUNT");
+    insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p96'\nlimit='1ms'"), @r#"scenario t: gate a: "first_exec.p96" is not a metric, the nearest one is `first_exec.p95`; docs/measure/measuring.md lists all under Gates"#);
+    insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='memory.rrs'\nlimit='1MB'"), @r#"scenario t: gate a: "memory.rrs" is not a metric, the nearest one is `memory.rss`; docs/measure/measuring.md lists all under Gates"#);
+    insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='hit_rate'\nlimit='0.9'"), @r#"scenario t: gate a: limit "0.9" is not a share such as "99%""#);
     insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p95'\nlimit='60'"), @"scenario t: gate a: limit \"60\" is not a duration with a unit such as \"60ms\"");
     insta::assert_snapshot!(refused("[hold]\nat_least='3'"), @r#"scenario t: hold.at_least: "3" is not a duration with a unit such as "250ms""#);
     assert!(refused("[hold]\nat_least=3").contains("invalid type: integer"));

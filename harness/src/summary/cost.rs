@@ -1,5 +1,7 @@
 //! Start rates and CPU time per start.
 
+use std::collections::BTreeMap;
+
 use super::{fold::Summary, ratio::Ratio};
 use crate::{
     event::{Attempt, Spent, StartKind},
@@ -23,6 +25,18 @@ impl Rate {
     #[must_use]
     pub fn interval95(&self) -> Option<(f64, f64)> {
         bootstrap::interval95(self.0.len(), |times| self.with(times))
+    }
+
+    /// Mean over samples of a round; each round is a cluster.
+    #[must_use]
+    pub fn mean_by_round(samples: &[(u32, f64)]) -> Self {
+        let mut rounds: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
+        for (round, value) in samples {
+            let (sum, count) = rounds.entry(*round).or_default();
+            *sum += value;
+            *count += 1.0;
+        }
+        Self(rounds.into_values().collect())
     }
 
     #[must_use]
