@@ -114,13 +114,13 @@ enum Command {
         #[arg(long, value_enum, default_value_t)]
         format: PlainFormat,
     },
-    /// Compare two recorded runs of one scenario: fail if the second one is slower
+    /// Compare two recorded runs of one scenario: fail if the second one is slower, or needs more memory or CPU time
     Compare {
         /// Directory with the results of the reference run
         a: PathBuf,
         /// Directory with the results of the run to check
         b: PathBuf,
-        /// Largest accepted slowdown, in percent
+        /// Largest accepted increase, in percent
         #[arg(long, default_value_t = 10.0)]
         margin: f64,
         /// Also write the comparison as an HTML page to this file

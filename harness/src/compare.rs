@@ -12,22 +12,27 @@ use testbed::exit::End;
 use crate::{
     event::Attempt,
     host::facts::HostFacts,
+    plan::Subject,
     report::{
         section::{Column, Section},
         terminal,
         units::milliseconds,
     },
     scenario::{Quantile, Scenario},
-    summary::fold::Summary,
+    summary::{
+        cost::{self, whole},
+        fold::Summary,
+    },
 };
 use stats::{
+    bootstrap::NEEDS_CLUSTERS,
     fisher,
     permutation::{self, Difference},
     quantile::INFINITE,
 };
 
 /// Format of the JSON document.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 /// Corrected p values below this are significant.
 const LEVEL: f64 = 0.05;
 
@@ -37,6 +42,9 @@ const LEVEL: f64 = 0.05;
 pub enum Outcome {
     Pass,
     Fail,
+    /// Within the margin, but not equal beyond doubt: the second run is significantly slower, or the test has too little
+    /// power and the 95 % interval still excludes a loss beyond the margin. It is printed and does not fail.
+    Warning,
     /// The data do not decide. This does not count as a pass.
     Inconclusive,
 }
@@ -48,6 +56,7 @@ impl Outcome {
         match self {
             Self::Pass => "pass",
             Self::Fail => "fail",
+            Self::Warning => "warning",
             Self::Inconclusive => "inconclusive",
         }
     }
@@ -70,7 +79,7 @@ pub struct Comparison {
     /// Largest accepted slowdown, as a share.
     pub margin: f64,
     pub failures: FailureComparison,
-    /// Quantiles for which both runs have enough samples and the first run has a finite value.
+    /// Values for which both runs have enough samples and the first run has a finite value.
     pub metrics: Vec<MetricComparison>,
 }
 
@@ -90,26 +99,27 @@ pub struct FailureComparison {
     pub verdict: Outcome,
 }
 
-/// One quantile.
+/// A quantile of times, or the median over rounds of memory or CPU time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MetricComparison {
-    /// For example `first_exec.p95`.
+    /// For example `first_exec.p95`, `memory.slope` or `cpu_per_start`.
     pub metric: String,
-    /// Quantile of the first run.
-    pub a_ms: f64,
-    /// Quantile of the second run; `null` if it lies among failures, which fails the comparison.
-    pub b_ms: Option<f64>,
-    /// Number of samples of the first run.
+    /// `ms` or `MB`, of `a`, `b` and `detectable`.
+    pub unit: String,
+    /// Value of the first run.
+    pub a: f64,
+    /// Value of the second run; `null` if it lies among failures, which fails the comparison.
+    pub b: Option<f64>,
+    /// Number of samples of the first run; of rounds for memory and CPU time.
     pub a_n: usize,
     /// Number of samples of the second run.
     pub b_n: usize,
     /// p value of the permutation test, corrected for all metrics after Benjamini and Hochberg.
     pub p_adjusted: f64,
     /// Smallest difference that a test without the correction finds 8 times in 10.
-    pub detectable_ms: f64,
-    /// Fail: a significant slowdown beyond the margin. Pass: a significant difference that is not a slowdown beyond
-    /// the margin, or no significant difference although a slowdown of the margin is detectable. Otherwise
-    /// inconclusive.
+    pub detectable: f64,
+    /// Fail: a significant loss beyond the margin. Pass: a significant gain, or no significant difference although a loss
+    /// of the margin is detectable. Otherwise a warning or inconclusive.
     pub verdict: Outcome,
 }
 
@@ -131,7 +141,8 @@ pub enum CompareError {
     },
 }
 
-/// Compares quantiles of `replied` and `first_exec` of two runs. `margin` is a share: 0.1 accepts a slowdown of 10 %.
+/// Compares quantiles of `replied` and `first_exec`, memory of one more clone and CPU time per start of two runs.
+/// `margin` is a share: 0.1 accepts a loss of 10 %.
 ///
 /// # Errors
 /// Returns [`CompareError`] if a run has no start event, or if the runs differ in scenario, CPU model or kernel.
@@ -145,25 +156,40 @@ pub fn compare(a: Side<'_>, b: Side<'_>, margin: f64) -> Result<Comparison, Comp
         return Err(CompareError::Scenario(scenario));
     }
     same_host(a.facts, b.facts)?;
-    let tested: Vec<(String, usize, usize, Difference)> =
-        [StartPhase::Replied, StartPhase::FirstExec]
-            .into_iter()
-            .flat_map(|phase| [Quantile::P50, Quantile::P95, Quantile::P99].map(|q| (phase, q)))
-            .filter_map(|(phase, q)| test(a.summary, b.summary, phase, q, a_started.scenario.seed))
-            .collect();
-    let p: Vec<f64> = tested.iter().map(|(.., difference)| difference.p).collect();
+    let seed = a_started.scenario.seed;
+    let quantiles = [StartPhase::Replied, StartPhase::FirstExec]
+        .into_iter()
+        .flat_map(|phase| [Quantile::P50, Quantile::P95, Quantile::P99].map(|q| (phase, q)))
+        .filter_map(|(phase, q)| test(a.summary, b.summary, phase, q, seed));
+    let medians = [
+        ("memory.slope", memory as PerRound),
+        ("cpu_per_start", cpu as PerRound),
+    ]
+    .into_iter()
+    .filter_map(|(name, of)| test_rounds(name, of(a.summary), of(b.summary), seed));
+    let tested: Vec<Tested> = quantiles.chain(medians).collect();
+    let p: Vec<f64> = tested.iter().map(|tested| tested.difference.p).collect();
     let metrics = tested
         .into_iter()
         .zip(permutation::benjamini_hochberg(&p))
-        .map(|((metric, a_n, b_n, d), p_adjusted)| MetricComparison {
-            metric,
-            a_ms: d.a as f64 / 1e6,
-            b_ms: (d.b != INFINITE).then_some(d.b as f64 / 1e6),
-            a_n,
-            b_n,
-            p_adjusted,
-            detectable_ms: d.detectable_ns / 1e6,
-            verdict: verdict(&d, p_adjusted, margin),
+        .map(|(tested, p_adjusted)| {
+            let d = tested.difference;
+            MetricComparison {
+                unit: if tested.metric == "memory.slope" {
+                    "MB"
+                } else {
+                    "ms"
+                }
+                .to_owned(),
+                metric: tested.metric,
+                a: d.a as f64 / 1e6,
+                b: (d.b != INFINITE).then_some(d.b as f64 / 1e6),
+                a_n: tested.n[0],
+                b_n: tested.n[1],
+                p_adjusted,
+                detectable: d.detectable_ns / 1e6,
+                verdict: verdict(&d, p_adjusted, margin),
+            }
         })
         .collect();
     Ok(Comparison {
@@ -228,21 +254,65 @@ fn same_host(a: &HostFacts, b: &HostFacts) -> Result<(), CompareError> {
     Ok(())
 }
 
+/// A tested difference, with the numbers of samples of both runs.
+struct Tested {
+    metric: String,
+    n: [usize; 2],
+    difference: Difference,
+}
+
+/// A value of each round, in bytes or nanoseconds.
+type PerRound = fn(&Summary) -> Vec<u64>;
+
+fn memory(summary: &Summary) -> Vec<u64> {
+    let steps = summary.memory_steps().into_iter();
+    steps.filter_map(whole).collect()
+}
+
+fn cpu(summary: &Summary) -> Vec<u64> {
+    let rate = cost::cpu_ns_per_start(summary, Subject::Clone);
+    rate.by_round().filter_map(whole).collect()
+}
+
+/// Compares the medians over rounds; `None` with too few rounds.
+fn test_rounds(name: &str, a: Vec<u64>, b: Vec<u64>, seed: u64) -> Option<Tested> {
+    let n = [a.len(), b.len()];
+    if n.iter().any(|n| *n < NEEDS_CLUSTERS) {
+        return None;
+    }
+    let [a, b] = [a, b].map(|values| {
+        values
+            .into_iter()
+            .map(|value| vec![value])
+            .collect::<Vec<_>>()
+    });
+    let difference = permutation::compare(&a, &b, Quantile::P50.permille(), seed)?;
+    let metric = name.to_owned();
+    Some(Tested {
+        metric,
+        n,
+        difference,
+    })
+}
+
 fn test(
     a: &Summary,
     b: &Summary,
     phase: StartPhase,
     quantile: Quantile,
     seed: u64,
-) -> Option<(String, usize, usize, Difference)> {
+) -> Option<Tested> {
     let needs = quantile.needs();
     if a.clones.len() < needs || b.clones.len() < needs {
         return None;
     }
     let (a_blocks, b_blocks) = (blocks(&a.clones, phase), blocks(&b.clones, phase));
     let difference = permutation::compare(&a_blocks, &b_blocks, quantile.permille(), seed)?;
-    let name = format!("{}.{}", phase.name(), quantile.name());
-    Some((name, a.clones.len(), b.clones.len(), difference))
+    Some(Tested {
+        metric: format!("{}.{}", phase.name(), quantile.name()),
+        n: [a.clones.len(), b.clones.len()],
+        difference,
+    })
 }
 
 /// Latencies in blocks: one block for each round, or for each start if the run has a single round.
@@ -258,7 +328,7 @@ fn blocks(attempts: &[Attempt], phase: StartPhase) -> Vec<Vec<u64>> {
     rounds.into_values().collect()
 }
 
-/// If the difference is not significant, the verdict is a pass only if a slowdown as large as the margin is detectable.
+/// If the difference is not significant, the verdict is a pass only if a loss as large as the margin is detectable.
 fn verdict(d: &Difference, p_adjusted: f64, margin: f64) -> Outcome {
     if d.b == INFINITE {
         return Outcome::Fail;
@@ -266,14 +336,17 @@ fn verdict(d: &Difference, p_adjusted: f64, margin: f64) -> Outcome {
     let allowed = d.a as f64 * margin;
     let slower = d.b as f64 - d.a as f64;
     if p_adjusted < LEVEL {
-        return if slower > allowed {
-            Outcome::Fail
-        } else {
-            Outcome::Pass
+        return match slower {
+            slower if slower > allowed => Outcome::Fail,
+            slower if slower > 0.0 => Outcome::Warning,
+            _ => Outcome::Pass,
         };
     }
+    // The detectable difference is 2.8 standard errors, the interval 1.96.
     if d.detectable_ns <= allowed {
         Outcome::Pass
+    } else if slower + d.detectable_ns / 2.8 * 1.96 <= allowed {
+        Outcome::Warning
     } else {
         Outcome::Inconclusive
     }
@@ -299,7 +372,7 @@ impl Comparison {
     pub(crate) fn section(&self) -> Section {
         let number = |title: &str| Column::Number(title.to_owned());
         let mut columns = vec![Column::Verdict("verdict".to_owned())];
-        columns.extend(["A, ms", "B, ms", "change", "p", "detectable", "n"].map(number));
+        columns.extend(["A", "B", "change", "p", "detectable", "n"].map(number));
         let f = &self.failures;
         let failures = vec![
             "failed starts".to_owned(),
@@ -333,7 +406,7 @@ impl Comparison {
     #[must_use]
     pub fn render(&self) -> String {
         format!(
-            "{}: B against A, a slowdown of more than {:.0} % fails\n\n{}",
+            "{}: B against A, an increase of more than {:.0} % fails\n\n{}",
             self.scenario,
             self.margin * 100.0,
             terminal::section(&self.section())
@@ -343,22 +416,57 @@ impl Comparison {
 
 impl MetricComparison {
     fn row(&self) -> Vec<String> {
-        let (b, change) = match self.b_ms {
-            Some(ms) => (
-                milliseconds(ms),
-                format!("{:+.1} %", (ms / self.a_ms - 1.0) * 100.0),
+        let (b, change) = match self.b {
+            Some(b) => (
+                milliseconds(b),
+                format!("{:+.1} %", (b / self.a - 1.0) * 100.0),
             ),
             None => ("failed".to_owned(), String::new()),
         };
         vec![
-            self.metric.clone(),
+            format!("{}, {}", self.metric, self.unit),
             self.verdict.name().to_owned(),
-            milliseconds(self.a_ms),
+            milliseconds(self.a),
             b,
             change,
             format!("{:.4}", self.p_adjusted),
-            format!("{} ms", milliseconds(self.detectable_ms)),
+            milliseconds(self.detectable),
             format!("{} / {}", self.a_n, self.b_n),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(b: u64, p: f64, detectable_ns: f64) -> Outcome {
+        let d = Difference {
+            a: 1000,
+            b,
+            p,
+            detectable_ns,
+        };
+        verdict(&d, p, 0.1)
+    }
+
+    #[test]
+    fn a_loss_within_the_margin_warns_and_one_beyond_it_fails() {
+        assert_eq!(of(1101, 0.003, 90.0), Outcome::Fail);
+        assert_eq!(
+            of(1100, 0.003, 90.0),
+            Outcome::Warning,
+            "exactly the margin"
+        );
+        assert_eq!(of(900, 0.003, 90.0), Outcome::Pass);
+        assert_eq!(of(INFINITE, 1.0, 0.0), Outcome::Fail);
+    }
+
+    #[test]
+    fn without_power_the_interval_decides_between_warning_and_inconclusive() {
+        assert_eq!(of(1050, 0.3, 100.0), Outcome::Pass, "10 % are detectable");
+        // 140 detectable: the interval reaches 98 above the estimate.
+        assert_eq!(of(1000, 0.9, 140.0), Outcome::Warning);
+        assert_eq!(of(1010, 0.9, 140.0), Outcome::Inconclusive);
     }
 }

@@ -6,6 +6,7 @@
 //! strict.
 
 mod costs;
+pub mod derived;
 
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +35,8 @@ pub enum Verdict {
     Missed,
     /// The data are missing or do not decide. This does not count as met.
     Inconclusive,
+    /// The limit belongs to hosts of another class. It counts neither way.
+    OtherHost,
 }
 
 impl Verdict {
@@ -44,6 +47,7 @@ impl Verdict {
             Self::Met => "met",
             Self::Missed => "MISSED",
             Self::Inconclusive => "inconclusive",
+            Self::OtherHost => "other host",
         }
     }
 }
@@ -74,77 +78,97 @@ pub struct GateResult {
     pub reason: String,
 }
 
-/// Evaluates all gates in the order of the scenario.
+/// Evaluates all gates in the order of the scenario. `class` is the class of the run's host, if it is known.
 #[must_use]
-pub fn judge(gates: &[GateSpec], summary: &Summary, grade: Grade) -> Vec<GateResult> {
+pub fn judge(
+    gates: &[GateSpec],
+    summary: &Summary,
+    grade: Grade,
+    class: Option<&str>,
+) -> Vec<GateResult> {
     let is_publishable = grade == Grade::Publishable;
-    gates
-        .iter()
-        .map(|gate| match gate.metric {
-            Metric::Phase(phase, quantile) => time(
+    let judged = gates.iter().map(|gate| match gate.metric {
+        Metric::Phase(phase, quantile) => time(
+            gate,
+            &summary.phase(phase),
+            quantile,
+            &summary.mixture(),
+            grade,
+        ),
+        Metric::Other(row, phase, quantile) => {
+            let starts = match row {
+                OtherRow::Cold => &summary.cold,
+                OtherRow::Beside => &summary.beside,
+            };
+            let samples = fold::latencies(starts.iter(), phase);
+            time(gate, &samples, quantile, "", grade)
+        }
+        Metric::Turn(number, quantile) => {
+            let samples = turns::latencies(&summary.clones, number.saturating_sub(1));
+            time(gate, &samples, quantile, "", grade)
+        }
+        Metric::Round(quantile) => time(gate, &summary.round_samples(), quantile, "", grade),
+        Metric::BaselineRatio(of, quantile) => {
+            let found = ratio::over_baseline(summary, of, quantile);
+            times(gate, &found, "the same quantile of host processes", grade)
+        }
+        Metric::TurnRatio(number) => {
+            let found = ratio::of_turn(summary, number.saturating_sub(1));
+            times(
                 gate,
-                &summary.phase(phase),
-                quantile,
-                &summary.mixture(),
+                &found,
+                "the same turn of the comparison rounds",
                 grade,
-            ),
-            Metric::Other(row, phase, quantile) => {
-                let starts = match row {
-                    OtherRow::Cold => &summary.cold,
-                    OtherRow::Beside => &summary.beside,
-                };
-                let samples = fold::latencies(starts.iter(), phase);
-                time(gate, &samples, quantile, "", grade)
-            }
-            Metric::Turn(number, quantile) => {
-                let samples = turns::latencies(&summary.clones, number.saturating_sub(1));
-                time(gate, &samples, quantile, "", grade)
-            }
-            Metric::Round(quantile) => time(gate, &summary.round_samples(), quantile, "", grade),
-            Metric::BaselineRatio(of, quantile) => {
-                let found = ratio::over_baseline(summary, of, quantile);
-                times(gate, &found, "the same quantile of host processes", grade)
-            }
-            Metric::TurnRatio(number) => {
-                let found = ratio::of_turn(summary, number.saturating_sub(1));
-                times(
-                    gate,
-                    &found,
-                    "the same turn of the comparison rounds",
-                    grade,
-                )
-            }
-            Metric::Event(of, quantile) => {
-                time(gate, &summary.event_samples(of), quantile, "", grade)
-            }
-            Metric::EventCount(of) => {
-                let events = summary.happened.len();
-                let Some(count) = summary.event_count(of) else {
-                    let why = "the run has no completed event".to_owned();
-                    return result(gate, events, None, Verdict::Inconclusive, why);
-                };
-                let mut judged = counted(gate, events, count, "events");
-                judged.reason = format!("{count} in {events} events");
-                judged
-            }
-            Metric::MemorySlope => slope(gate, summary),
-            Metric::MemoryRss => Quotient::of_vmm(summary, |l| l.rss_bytes).judge(gate, true),
-            Metric::MemoryPss => Quotient::of_vmm(summary, |l| l.pss_bytes).judge(gate, true),
-            Metric::CpuPerStart => Quotient::cpu_per_start(summary).judge(gate, is_publishable),
-            Metric::HitRate => costs::hit_rate(gate, summary),
-            Metric::SustainedRate => costs::sustained(gate, summary, grade),
-            Metric::DensityAlive => costs::density(gate, summary),
-            Metric::Failures => failures(gate, summary),
-            Metric::NotWarm => not_warm(gate, summary),
-            Metric::AfterHoldFailures => after_hold(gate, summary),
-            Metric::DrainRate => Quotient::starts_per_second(cost::drain(summary), summary)
-                .judge(gate, is_publishable),
-            Metric::SustainableRate => {
-                Quotient::starts_per_second(cost::sustainable(summary), summary)
-                    .judge(gate, is_publishable)
-            }
-        })
+            )
+        }
+        Metric::Event(of, quantile) => time(gate, &summary.event_samples(of), quantile, "", grade),
+        Metric::EventCount(of) => {
+            let events = summary.happened.len();
+            let Some(count) = summary.event_count(of) else {
+                let why = "the run has no completed event".to_owned();
+                return result(gate, events, None, Verdict::Inconclusive, why);
+            };
+            let mut judged = counted(gate, events, count, "events");
+            judged.reason = format!("{count} in {events} events");
+            judged
+        }
+        Metric::MemorySlope => slope(gate, summary),
+        Metric::MemoryRss => Quotient::of_vmm(summary, |l| l.rss_bytes).judge(gate, true),
+        Metric::MemoryPss => Quotient::of_vmm(summary, |l| l.pss_bytes).judge(gate, true),
+        Metric::CpuPerStart => Quotient::cpu_per_start(summary).judge(gate, is_publishable),
+        Metric::HitRate => costs::hit_rate(gate, summary),
+        Metric::SustainedRate => costs::sustained(gate, summary, grade),
+        Metric::DensityAlive => costs::density(gate, summary),
+        Metric::Failures => failures(gate, summary),
+        Metric::NotWarm => not_warm(gate, summary),
+        Metric::AfterHoldFailures => after_hold(gate, summary),
+        Metric::DrainRate => {
+            Quotient::starts_per_second(cost::drain(summary), summary).judge(gate, is_publishable)
+        }
+        Metric::SustainableRate => Quotient::starts_per_second(cost::sustainable(summary), summary)
+            .judge(gate, is_publishable),
+    });
+    let judged = judged.zip(gates);
+    judged
+        .map(|(found, gate)| of_class(found, gate, class))
         .collect()
+}
+
+/// Withholds the verdict if the limit belongs to hosts of another class.
+fn of_class(mut found: GateResult, gate: &GateSpec, class: Option<&str>) -> GateResult {
+    if let Some(host) = gate.host.as_deref().filter(|host| class != Some(*host)) {
+        let here = class.unwrap_or("unknown");
+        found.verdict = Verdict::OtherHost;
+        found.reason = format!(
+            "the limit is of hosts \"{host}\", this one is \"{here}\"; {}",
+            found.reason
+        );
+    } else if let Some(run) = gate.accepted.as_ref() {
+        found
+            .reason
+            .push_str(&format!("; the limit is derived from {run}"));
+    }
+    found
 }
 
 /// A result without an interval, whose miss fails the run.
@@ -265,11 +289,8 @@ fn times(gate: &GateSpec, found: &Ratio, over: &str, grade: Grade) -> GateResult
         Grade::Unfit => (Verdict::Inconclusive, "; the host is graded unfit"),
         Grade::Publishable | Grade::Indicative => (within((low, high), limit_of(gate)), ""),
     };
-    let derived = gate.accepted.as_ref().map_or(String::new(), |run| {
-        format!("; the limit is derived from {run}")
-    });
     let why = format!(
-        "95 % confidence interval {low:.3} to {high:.3} times {over}, from {n} pairs of rounds{derived}{unfit}"
+        "95 % confidence interval {low:.3} to {high:.3} times {over}, from {n} pairs of rounds{unfit}"
     );
     GateResult {
         interval95: finite((low, high)),

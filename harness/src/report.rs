@@ -90,7 +90,12 @@ impl<'a> View<'a> {
         Some(Self {
             scenario: &started.scenario,
             reproduce: &started.reproduce,
-            gates: gate::judge(&started.scenario.gates, summary, graded.grade),
+            gates: gate::judge(
+                &started.scenario.gates,
+                summary,
+                graded.grade,
+                Some(&facts.class()),
+            ),
             summary,
             facts,
             noise,

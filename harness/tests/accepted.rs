@@ -1,15 +1,17 @@
-//! Limits of ratios are computed from reference runs in `results/`, not chosen.
+//! Limits of gates with a reference run in `results/` are computed from it, not chosen.
 
 use std::path::Path;
 
 use harness::{
+    gate::derived,
     record,
-    scenario::{self, Limit, Metric},
-    summary::{fold, ratio},
+    scenario::{self, Metric},
+    session,
+    summary::fold,
 };
 
 #[test]
-fn ratio_limits_are_derived_from_their_accepted_runs() {
+fn limits_are_derived_from_their_accepted_runs() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut wrong = Vec::new();
     let mut checked = 0;
@@ -21,18 +23,21 @@ fn ratio_limits_are_derived_from_their_accepted_runs() {
         }
         let scenario = scenario::load(&path, None).unwrap();
         for gate in &scenario.gates {
-            let Metric::BaselineRatio(of, quantile) = gate.metric else {
+            let is_ratio = matches!(gate.metric, Metric::BaselineRatio(..));
+            let Some(run) = &gate.accepted else {
+                assert!(!is_ratio, "{}: {} has no run", scenario.name, gate.name);
                 continue;
             };
-            let run = gate.accepted.as_ref();
-            let run = run.unwrap_or_else(|| panic!("{}: {} has no run", scenario.name, gate.name));
-            let events = record::read(&root.join("results").join(run)).unwrap();
-            let accepted = ratio::over_baseline(&fold::fold(&events), of, quantile);
-            let limit = ratio::limit_from(&accepted);
-            if limit.map(Limit::Times) != Some(gate.limit) {
+            let run = root.join("results").join(run);
+            let limit = derived::limit(gate, &fold::fold(&record::read(&run).unwrap()));
+            let class = session::read_environment(&run).unwrap().class();
+            if limit != Some(gate.limit) || gate.host.as_ref().is_some_and(|host| *host != class) {
                 wrong.push(format!(
-                    "{}: {} is {:?}, {run} gives {limit:?} ({accepted:?})",
-                    scenario.name, gate.metric, gate.limit
+                    "{}: {} is {:?}, {} on {class:?} gives {limit:?}",
+                    scenario.name,
+                    gate.metric,
+                    gate.limit,
+                    run.display()
                 ));
             }
             checked += 1;

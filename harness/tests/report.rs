@@ -211,7 +211,7 @@ fn a_run_that_fails_more_often_is_never_as_good() {
     );
     let p95 = often.metrics.iter().find(|m| m.metric == "first_exec.p95");
     let p95 = p95.expect("a quantile among failures is not left out");
-    assert_eq!((p95.b_ms, p95.verdict), (None, compare::Outcome::Fail));
+    assert_eq!((p95.b, p95.verdict), (None, compare::Outcome::Fail));
     assert_eq!(often.end(), End::GateFailed);
     // Descriptions and gates do not affect measurements.
     let mut described = a.clone();

@@ -7,7 +7,11 @@ use crate::{
     event::CloneLedger,
     plan::Subject,
     scenario::{Arrival, Quantile, Scenario},
-    summary::{cost, fold::Summary, turns},
+    summary::{
+        cost::{self, whole},
+        fold::Summary,
+        turns,
+    },
 };
 use stats::quantile::{INFINITE, Samples};
 
@@ -158,16 +162,6 @@ fn starts_per_s(summary: &Summary) -> Option<u64> {
     }
     let started = summary.clones.iter().filter(|a| a.failure.is_none());
     whole(started.count() as f64 / seconds * 1e3)
-}
-
-/// A positive value without its fraction.
-fn whole(value: f64) -> Option<u64> {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "positive, and far below 2^64"
-    )]
-    (value.is_finite() && value >= 1.0).then_some(value as u64)
 }
 
 /// The slope in bytes. `None` for a slope below one byte, which is noise of the host and cannot be used in a ratio.

@@ -51,7 +51,7 @@ fn judged(metric: &str, limit: &str, summary: &Summary, grade: Grade) -> GateRes
          [[gates]]\nname='g'\nmetric='{metric}'\nlimit='{limit}'"
     );
     let gates = scenario::parse("t", &text).unwrap().gates;
-    judge(&gates, summary, grade).remove(0)
+    judge(&gates, summary, grade, None).remove(0)
 }
 
 const GRADES: [Grade; 3] = [Grade::Publishable, Grade::Indicative, Grade::Unfit];
@@ -292,7 +292,7 @@ fn durations_and_counts_of_events_are_judged_as_others() {
             "[target]\nkind='e2b'\n[mode]\nkind='cluster'\nnodes=2\n[mode.event]\nkind='drain-node'\n[[gates]]\nname='g'\nmetric='{metric}'\nlimit='{limit}'"
         );
         let gates = scenario::parse("t", &text).unwrap().gates;
-        judge(&gates, summary, Grade::Publishable).remove(0)
+        judge(&gates, summary, Grade::Publishable, None).remove(0)
     };
     let good = with_events(|round| Some(2 + u64::from(round % 2)), |_| 0);
     let result = judged("event.empty.p50", "10s", &good);
@@ -465,4 +465,27 @@ fn the_largest_level_and_the_largest_sustained_rate_have_lower_limits() {
         "{}",
         missed.reason
     );
+}
+
+#[test]
+fn a_limit_of_one_host_class_counts_only_there_and_is_derived_with_the_spread_between_runs() {
+    const CLASS: &str = "Some CPU, 2 cores, Linux 6.1";
+    let text = format!(
+        "[[gates]]\nname='g'\nmetric='first_exec.p50'\nlimit='20ms'\naccepted='run'\nhost='{CLASS}'"
+    );
+    let gates = scenario::parse("t", &text).unwrap().gates;
+    let of = |summary: &Summary, class| judge(&gates, summary, Grade::Publishable, class).remove(0);
+    let slow = clones(|_, _| Some(30));
+    assert_eq!(of(&slow, Some(CLASS)).verdict, Verdict::Missed);
+    for other in [None, Some("Some CPU, 4 cores, Linux 6.1")] {
+        let found = of(&slow, other);
+        assert_eq!(
+            (found.verdict, found.measured),
+            (Verdict::OtherHost, Some(30.0))
+        );
+        assert!(found.reason.contains(CLASS), "{}", found.reason);
+    }
+    // Without any spread within the run, 1.96 times the root of two times 5 % remain.
+    let limit = derived::limit(&gates[0], &slow);
+    assert_eq!(limit, Some(Limit::Nanoseconds(34_460_000)));
 }

@@ -169,6 +169,14 @@ impl TemplateFacts {
 }
 
 impl HostFacts {
+    /// Class of this host: runs on hosts of one class have comparable times.
+    #[must_use]
+    pub fn class(&self) -> String {
+        let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "unknown".to_owned());
+        let (cpu, kernel) = (known(&self.cpu_model), known(&self.kernel));
+        format!("{cpu}, {} cores, Linux {kernel}", self.cores)
+    }
+
     /// Adds the hash of a program. A program that cannot be read is omitted.
     pub fn add_binary(&mut self, name: &str, path: &Path) {
         if let Ok(sum) = sha256(path) {

@@ -22,7 +22,7 @@ pub fn render(comparison: &Comparison, sides: [Side<'_>; 2], names: [&str; 2]) -
         &html! {
             header {
                 h1 { (comparison.scenario) }
-                p { "B against A; a slowdown of more than " (format!("{:.0}", comparison.margin * 100.0)) " % fails." }
+                p { "B against A; an increase of more than " (format!("{:.0}", comparison.margin * 100.0)) " % fails." }
                 p { "A: " code { (names[0]) } br; "B: " code { (names[1]) } }
             }
             (html::section(&comparison.section()))

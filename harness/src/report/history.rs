@@ -290,7 +290,10 @@ fn p95s(d: &Document) -> String {
 
 /// The failed gates, or the number of gates if all passed.
 fn gates(d: &Document) -> String {
-    let open = d.gates.iter().filter(|gate| gate.verdict != Verdict::Met);
+    let open = d
+        .gates
+        .iter()
+        .filter(|gate| !matches!(gate.verdict, Verdict::Met | Verdict::OtherHost));
     let open: Vec<String> = open
         .map(|gate| format!("{} {}", gate.verdict.word(), gate.name))
         .collect();

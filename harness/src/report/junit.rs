@@ -17,6 +17,7 @@ pub fn render(view: &View<'_>) -> String {
             Verdict::Met => Outcome::Passed,
             Verdict::Missed => Outcome::Failed,
             Verdict::Inconclusive => Outcome::Error("inconclusive"),
+            Verdict::OtherHost => Outcome::Skipped,
         },
         message: format!("{}; reproduce: {}", gate.reason, view.reproduce),
     };

@@ -18,6 +18,8 @@ pub(super) struct GateConfig {
     limit: String,
     #[serde(default)]
     accepted: String,
+    #[serde(default)]
+    host: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,9 +27,12 @@ pub struct GateSpec {
     pub name: String,
     pub metric: Metric,
     pub limit: Limit,
-    /// Directory in `results/` of the reference run from which the limit of a ratio was derived; `None` for a goal.
+    /// Directory in `results/` of the reference run from which the limit was derived; `None` for a goal.
     #[serde(default)]
     pub accepted: Option<String>,
+    /// Class of the hosts to which the limit applies; `None` for all.
+    #[serde(default)]
+    pub host: Option<String>,
 }
 
 /// A value that gates can limit. Turns are counted from 1.
@@ -269,6 +274,34 @@ impl Metric {
             .unwrap_or_default()
     }
 
+    /// Checks the keys `accepted` and `host` of a gate.
+    fn can_be_derived(self, accepted: bool, host: bool) -> Result<(), String> {
+        // Memory of a clone and ratios hardly depend on the host; times do.
+        let depends_on_host = match self {
+            Self::BaselineRatio(..)
+            | Self::TurnRatio(_)
+            | Self::MemorySlope
+            | Self::MemoryRss
+            | Self::MemoryPss => false,
+            Self::Phase(..) | Self::Turn(..) | Self::Round(_) | Self::CpuPerStart => true,
+            _ if accepted => {
+                return Err(format!(
+                    "accepted has no meaning for {self}: its limit is a goal"
+                ));
+            }
+            _ => false,
+        };
+        match (accepted, host) {
+            (true, false) if depends_on_host => Err(format!(
+                "{self} of one host is no limit for another: set host to the accepted run's, such as \"AMD EPYC, 2 cores, Linux 6.1\""
+            )),
+            (false, true) => {
+                Err("host has no meaning for a goal: remove it, or set accepted".into())
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn limit(self, text: &str) -> Result<Limit, String> {
         let positive = |text: &str| {
             let number = text.trim_end().parse::<f64>().ok();
@@ -331,12 +364,10 @@ impl TryFrom<GateConfig> for GateSpec {
             .limit(&config.limit)
             .map_err(|what| format!("gate {name}: {what}"))?;
         let accepted = Some(config.accepted).filter(|run| !run.is_empty());
-        let is_ratio = matches!(metric, Metric::BaselineRatio(..) | Metric::TurnRatio(_));
-        if accepted.is_some() && !is_ratio {
-            return Err(format!(
-                "gate {name}: accepted is only allowed for ratios: {metric} has a goal as its limit"
-            ));
-        }
+        let host = Some(config.host).filter(|host| !host.is_empty());
+        metric
+            .can_be_derived(accepted.is_some(), host.is_some())
+            .map_err(|why| format!("gate {name}: {why}"))?;
         if matches!(metric, Metric::BaselineRatio(_, Quantile::Max)) {
             return Err(format!(
                 "gate {name}: a ratio of largest samples has no interval"
@@ -347,6 +378,7 @@ impl TryFrom<GateConfig> for GateSpec {
             metric,
             limit,
             accepted,
+            host,
         })
     }
 }

@@ -7,7 +7,7 @@ use super::ScenarioError;
 /// Known keys of the tables in each list. The defaults contain empty lists, so these keys cannot be read from the
 /// defaults.
 const LISTS: [(&str, &[&str]); 2] = [
-    ("gates", &["name", "metric", "limit", "accepted"]),
+    ("gates", &["name", "metric", "limit", "accepted", "host"]),
     (
         "turns",
         &[

@@ -59,6 +59,9 @@ fn errors_name_the_invalid_value() {
     insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p96'\nlimit='1ms'"), @r#"scenario t: gate a: "first_exec.p96" is not a metric, the nearest one is `first_exec.p95`; docs/measure/measuring.md lists all under Gates"#);
     insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='memory.rrs'\nlimit='1MB'"), @r#"scenario t: gate a: "memory.rrs" is not a metric, the nearest one is `memory.rss`; docs/measure/measuring.md lists all under Gates"#);
     insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='hit_rate'\nlimit='0.9'"), @r#"scenario t: gate a: limit "0.9" is not a share such as "99%""#);
+    insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='cpu_per_start'\nlimit='1ms'\naccepted='r'"), @r#"scenario t: gate a: cpu_per_start of one host is no limit for another: set host to the accepted run's, such as "AMD EPYC, 2 cores, Linux 6.1""#);
+    insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='failures'\nlimit='0'\naccepted='r'"), @"scenario t: gate a: accepted has no meaning for failures: its limit is a goal");
+    insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='failures'\nlimit='0'\nhost='h'"), @"scenario t: gate a: host has no meaning for a goal: remove it, or set accepted");
     insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p95'\nlimit='60'"), @"scenario t: gate a: limit \"60\" is not a duration with a unit such as \"60ms\"");
     insta::assert_snapshot!(refused("[hold]\nat_least='3'"), @r#"scenario t: hold.at_least: "3" is not a duration with a unit such as "250ms""#);
     assert!(refused("[hold]\nat_least=3").contains("invalid type: integer"));

@@ -39,6 +39,12 @@ impl Rate {
         Self(rounds.into_values().collect())
     }
 
+    /// The quotient of each round whose divisor is not zero.
+    pub fn by_round(&self) -> impl Iterator<Item = f64> {
+        let rounds = self.0.iter().filter(|(_, below)| *below > 0.0);
+        rounds.map(|(above, below)| above / below)
+    }
+
     #[must_use]
     pub fn rounds(&self) -> usize {
         self.0.len()
@@ -65,6 +71,16 @@ impl Rate {
         });
         (below > 0.0).then(|| above / below)
     }
+}
+
+/// A positive value without its fraction.
+pub(crate) fn whole(value: f64) -> Option<u64> {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "positive, and far below 2^64"
+    )]
+    (value.is_finite() && value >= 1.0).then_some(value as u64)
 }
 
 /// Whether the sandboxes come from a server, which may have a pool.

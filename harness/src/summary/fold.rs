@@ -349,6 +349,23 @@ impl Summary {
         })
     }
 
+    /// Decrease of available memory per additional clone between consecutive samples of each group, in bytes.
+    #[must_use]
+    pub fn memory_steps(&self) -> Vec<f64> {
+        let mut groups: BTreeMap<u32, Vec<(f64, f64)>> = BTreeMap::new();
+        for point in &self.memory {
+            if let Some(bytes) = available(point) {
+                let group = groups.entry(point.group).or_default();
+                group.push((f64::from(point.alive), bytes));
+            }
+        }
+        let steps = groups.values().flat_map(|points| points.windows(2));
+        let steps = steps.filter(|step| step[1].0 > step[0].0);
+        steps
+            .map(|step| (step[0].1 - step[1].1) / (step[1].0 - step[0].0))
+            .collect()
+    }
+
     /// Mean of a field over the ledgers that have it; `None` if no ledger has it.
     #[must_use]
     pub fn mean_of(&self, field: impl Fn(&CloneLedger) -> Option<u64>) -> Option<f64> {

@@ -111,13 +111,15 @@ pub(super) fn of_clusters(ours: &[Vec<u64>], theirs: &[Vec<u64>], quantile: Quan
 
 /// Limit for later runs, derived from a reference run of the same size: the upper end of the interval that contains
 /// the upper end of such a run's own interval in 97.5 % of cases if nothing changed. Both estimates vary, so their
-/// difference varies by the root of two, and the later run's interval is added. Computed on a logarithmic scale,
-/// because it is a ratio, and rounded up to hundredths. `None` without a finite interval.
+/// difference varies by the root of two, and the later run's interval is added. Computed on a logarithmic scale.
+/// `high` is the upper end of the interval of `value`, which covers the rounds of one run; `spread` is the standard
+/// deviation between runs, as a share. `None` if the limit is not finite.
 #[must_use]
-pub fn limit_from(accepted: &Ratio) -> Option<f64> {
-    let (value, (_, high)) = (accepted.value?, accepted.interval95?);
-    let limit = value * (high / value).powf(1.0 + std::f64::consts::SQRT_2);
-    limit.is_finite().then(|| (limit * 100.0).ceil() / 100.0)
+pub fn limit_from(value: f64, high: f64, spread: f64) -> Option<f64> {
+    let within = (high / value).ln();
+    let both = within.hypot(1.96 * spread);
+    let limit = value * (std::f64::consts::SQRT_2 * both + within).exp();
+    limit.is_finite().then_some(limit)
 }
 
 /// The median of each round over all samples of its clones, in the order of the plan; [`INFINITE`] if it lies among
