@@ -8,6 +8,8 @@
 //! within a process. Because each block starts new processes, these effects vary between blocks, and the test
 //! accounts for variation between blocks. Two consecutive blocks of different builds are a *pair*.
 //!
+//! Only the *primary* metrics, which are declared before the run, have verdicts. All others describe.
+//!
 //! Everything after `run` is a pure function of the recorded directory.
 
 pub mod builds;
@@ -16,6 +18,7 @@ mod metrics;
 pub mod record;
 pub mod report;
 pub mod run;
+pub mod sequential;
 pub mod tally;
 #[cfg(test)]
 mod tests;

@@ -312,9 +312,11 @@ impl CommandError {
                 SaturateError::Ended { .. } => End::Interrupted,
             },
             Self::Ab(error) => match error {
-                AbError::Scenario { .. } | AbError::Results { .. } | AbError::Record(_) => {
-                    End::Usage
-                }
+                AbError::Scenario { .. }
+                | AbError::Metric { .. }
+                | AbError::Results { .. }
+                | AbError::Read(_)
+                | AbError::Record(_) => End::Usage,
                 AbError::Build(BuildError::Template(error)) => artifact_end(error),
                 AbError::Build(BuildError::Program { .. }) => End::TargetUnreachable,
                 AbError::Session(error) => session_end(error),

@@ -15,10 +15,21 @@ use stats::{fisher, paired, permutation::benjamini_hochberg};
 /// Largest p value with which a change is reported as `better` or `worse`.
 pub const LEVEL: f64 = 0.05;
 
-/// The metric whose change the comparison must be able to show.
-pub const PRIMARY: &str = "first_exec.p50";
+/// The primary metrics of a comparison that declares none.
+pub const PRIMARY: [&str; 3] = ["first_exec.p50", "cpu_per_start.p50", "memory.slope.p50"];
 /// Largest slowdown, as a share, that a comparison without `--margin` may miss.
 pub const MARGIN: f64 = 0.1;
+
+/// How changes become verdicts, fixed before the first block.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rule {
+    /// Names of the primary metrics, as declared; empty for those of [`PRIMARY`] that were measured.
+    pub primary: Vec<String>,
+    /// Error rate of this evaluation; see [`super::sequential`].
+    pub alpha: f64,
+    /// Smallest change that counts, as a share.
+    pub tolerance: f64,
+}
 
 /// Result of comparing B with A.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +43,8 @@ pub enum Finding {
     /// With so few blocks (for a count, so few starts), even the largest possible change of this metric alone would
     /// not be significant.
     TooFewBlocks,
+    /// The metric is not a primary one: its values describe, and have no verdict.
+    Described,
 }
 
 impl Finding {
@@ -43,6 +56,7 @@ impl Finding {
             Self::Worse => "worse",
             Self::NotShown => "not shown",
             Self::TooFewBlocks => "too few blocks",
+            Self::Described => "",
         }
     }
 }
@@ -58,7 +72,7 @@ pub struct CountComparison {
     pub b: u64,
     /// Measured starts of B.
     pub b_n: u64,
-    /// Two-sided p value of Fisher's exact test.
+    /// Two-sided p value of Fisher's exact test, corrected for the number of looks.
     pub p: f64,
     pub verdict: Finding,
 }
@@ -68,6 +82,9 @@ pub struct CountComparison {
 pub struct MetricComparison {
     /// For example `first_exec.p95` or `turn.1.faults.p50`.
     pub metric: String,
+    /// Whether the metric was declared before the run, so that it has a verdict.
+    #[serde(default)]
+    pub primary: bool,
     /// `ms`, `faults`, `MB` or `per s`.
     pub unit: String,
     /// Whether a larger value is better.
@@ -90,7 +107,8 @@ pub struct MetricComparison {
     pub ratio_ci95: Option<[f64; 2]>,
     /// p value of the signed-rank test over pairs.
     pub p: f64,
-    /// `p`, corrected for all metrics after Benjamini and Hochberg.
+    /// Of a primary metric: `p`, corrected for all of them after Benjamini and Hochberg and for the number of looks. Of
+    /// others: `p`.
     pub p_adjusted: f64,
     /// Smallest change, as a share of A, that a test without the correction would find 8 times in 10; `null` for one
     /// pair.
@@ -107,40 +125,71 @@ pub struct MetricComparison {
 pub struct Comparison {
     pub counts: Vec<CountComparison>,
     pub metrics: Vec<MetricComparison>,
+    /// Declared primary metrics without samples.
+    pub not_measured: Vec<String>,
     /// Blocks of each build with which a change of one metric alone can be significant.
     pub blocks_needed: usize,
     /// Whether at least one create of each build succeeded.
     pub both_replied: bool,
 }
 
-/// Compares all blocks. `tolerance` is a share: 0.02 ignores ratios from 1/1.02 to 1.02.
+/// Compares all blocks.
 #[must_use]
-pub fn compare(scenario: &Scenario, blocks: &[Block], tolerance: f64, seed: u64) -> Comparison {
-    let counts = counts(blocks);
+pub fn compare(scenario: &Scenario, blocks: &[Block], rule: &Rule, seed: u64) -> Comparison {
+    let looks = LEVEL / rule.alpha;
+    let counts = counts(blocks, looks);
     let (a_failed, b_failed) = (counts[0].a, counts[0].b);
     let found: Vec<MetricComparison> = Metric::all(scenario)
         .iter()
         .filter_map(|metric| measure(metric, blocks, seed))
         .collect();
-    let p: Vec<f64> = found.iter().map(|metric| metric.p).collect();
-    let family = found.len();
-    let metrics = found
+    let (mut primary, mut described): (Vec<_>, Vec<_>) = found
         .into_iter()
-        .zip(benjamini_hochberg(&p))
-        .map(|(mut metric, p_adjusted)| {
-            metric.p_adjusted = p_adjusted;
-            decide(&mut metric, family, tolerance);
-            withhold(&mut metric, a_failed, b_failed);
-            metric
-        })
+        .partition(|metric| rule.is_primary(&metric.metric));
+    let p: Vec<f64> = primary.iter().map(|metric| metric.p).collect();
+    let family = primary.len();
+    for (metric, p_adjusted) in primary.iter_mut().zip(benjamini_hochberg(&p)) {
+        metric.primary = true;
+        metric.p_adjusted = (p_adjusted * looks).min(1.0);
+        decide(metric, family as f64 * looks, rule.tolerance);
+        withhold(metric, a_failed, b_failed);
+    }
+    for metric in &mut described {
+        metric.verdict = Finding::Described;
+    }
+    let is_measured = |name: &&String| primary.iter().any(|metric| names(name, &metric.metric));
+    let declared = rule.primary.iter();
+    let not_measured = declared
+        .filter(|name| !is_measured(name))
+        .cloned()
         .collect();
+    primary.append(&mut described);
+    let metrics = primary;
     Comparison {
         both_replied: [Side::A, Side::B].into_iter().all(|side| {
             starts(blocks, side).any(|start| start.timeline.at(StartPhase::Replied).is_some())
         }),
         counts,
         metrics,
-        blocks_needed: blocks_needed(family),
+        not_measured,
+        blocks_needed: blocks_needed(family as f64 * looks),
+    }
+}
+
+/// Whether `declared` names a metric. The quantile may be left out if the metric has one value for each block.
+#[must_use]
+pub fn names(declared: &str, metric: &str) -> bool {
+    metric
+        .strip_prefix(declared)
+        .is_some_and(|rest| rest.is_empty() || rest == ".p50")
+}
+
+impl Rule {
+    fn is_primary(&self, metric: &str) -> bool {
+        if self.primary.is_empty() {
+            return PRIMARY.contains(&metric);
+        }
+        self.primary.iter().any(|name| names(name, metric))
     }
 }
 
@@ -152,24 +201,30 @@ fn starts(blocks: &[Block], side: Side) -> impl Iterator<Item = &Attempt> {
 }
 
 /// Failures first. If the servers of both builds report origins, also starts that did not come from the warm pool.
-fn counts(blocks: &[Block]) -> Vec<CountComparison> {
-    let mut counts = vec![count("failures", blocks, |start| start.failure.is_some())];
+fn counts(blocks: &[Block], looks: f64) -> Vec<CountComparison> {
+    let failed = |start: &Attempt| start.failure.is_some();
+    let mut counts = vec![count("failures", blocks, looks, failed)];
     let knows_kind = |side| starts(blocks, side).any(|start| start.start.is_some());
     if knows_kind(Side::A) && knows_kind(Side::B) {
         let not_warm = |start: &Attempt| start.start != Some(StartKind::Warm);
-        counts.push(count("not_warm", blocks, not_warm));
+        counts.push(count("not_warm", blocks, looks, not_warm));
     }
     counts
 }
 
-fn count(name: &str, blocks: &[Block], hit: impl Fn(&Attempt) -> bool) -> CountComparison {
+fn count(
+    name: &str,
+    blocks: &[Block],
+    looks: f64,
+    hit: impl Fn(&Attempt) -> bool,
+) -> CountComparison {
     let of = |side| {
         let n = starts(blocks, side).count() as u64;
         let hits = starts(blocks, side).filter(|start| hit(start)).count() as u64;
         (hits, n)
     };
     let ((a, a_n), (b, b_n)) = (of(Side::A), of(Side::B));
-    let p = fisher::two_sided(a, a_n, b, b_n);
+    let p = (fisher::two_sided(a, a_n, b, b_n) * looks).min(1.0);
     // Compares the shares multiplied by both numbers of starts, to avoid a division by zero.
     let (a_share, b_share) = (
         u128::from(a) * u128::from(b_n),
@@ -179,7 +234,7 @@ fn count(name: &str, blocks: &[Block], hit: impl Fn(&Attempt) -> bool) -> CountC
         Finding::Worse
     } else if p <= LEVEL && b_share < a_share {
         Finding::Better
-    } else if fisher::two_sided(0, a_n, b_n, b_n) > LEVEL {
+    } else if fisher::two_sided(0, a_n, b_n, b_n) * looks > LEVEL {
         Finding::TooFewBlocks
     } else {
         Finding::NotShown
@@ -220,6 +275,7 @@ fn measure(metric: &Metric, blocks: &[Block], seed: u64) -> Option<MetricCompari
     let (unit, scale) = metric.source.unit();
     Some(MetricComparison {
         metric: metric.name.clone(),
+        primary: false,
         unit: unit.to_owned(),
         more_is_better: metric.is_rate(),
         a_n: a.len(),
@@ -238,7 +294,7 @@ fn measure(metric: &Metric, blocks: &[Block], seed: u64) -> Option<MetricCompari
     })
 }
 
-/// Names of the metrics for which the data do not show that B is worse by at most `margin`, a share: the interval
+/// Names of the primary metrics for which the data do not show that B is worse by at most `margin`, a share: the interval
 /// is missing or ends beyond the margin. Each metric must be shown separately, so no correction for multiple
 /// metrics applies.
 #[must_use]
@@ -253,27 +309,31 @@ pub fn not_within(metrics: &[MetricComparison], margin: f64) -> Vec<String> {
             worst <= 1.0 + margin
         })
     };
-    let open = metrics.iter().filter(|metric| !within(metric));
+    let primary = metrics.iter().filter(|metric| metric.primary);
+    let open = primary.filter(|metric| !within(metric));
     open.map(|metric| metric.metric.clone()).collect()
 }
 
 /// Names of the primary metrics for which the run has too little power: a change of `margin` is not detectable, and the
-/// interval does not exclude it. A primary metric that was not measured is also one of them.
+/// interval does not exclude it. A declared metric that was not measured is also one of them.
 #[must_use]
-pub fn without_power(metrics: &[MetricComparison], margin: f64) -> Vec<String> {
-    let measured = metrics.iter().find(|metric| metric.metric == PRIMARY);
-    let has_power = measured.is_some_and(|metric| {
-        metric.verdict != Finding::NotShown
-            || metric.detectable_share.is_some_and(|least| least <= margin)
-            || not_within(std::slice::from_ref(metric), margin).is_empty()
-    });
-    let lacking = (!has_power).then(|| PRIMARY.to_owned());
-    lacking.into_iter().collect()
+pub fn without_power(comparison: &Comparison, margin: f64) -> Vec<String> {
+    let lacks = |metric: &&MetricComparison| {
+        metric.verdict == Finding::NotShown
+            && metric.detectable_share.is_none_or(|least| least > margin)
+            && !not_within(std::slice::from_ref(*metric), margin).is_empty()
+    };
+    let primary = comparison.metrics.iter().filter(|metric| metric.primary);
+    let lacking = primary.filter(lacks).map(|metric| metric.metric.clone());
+    lacking
+        .chain(comparison.not_measured.iter().cloned())
+        .collect()
 }
 
-fn decide(metric: &mut MetricComparison, family: usize, tolerance: f64) {
+/// `tests` is the number of tests that share the error rate.
+fn decide(metric: &mut MetricComparison, tests: f64, tolerance: f64) {
     if metric.p_adjusted > LEVEL {
-        if paired::least_p(metric.pairs) * family as f64 > LEVEL {
+        if paired::least_p(metric.pairs) * tests > LEVEL {
             metric.verdict = Finding::TooFewBlocks;
         }
         return;
@@ -308,9 +368,9 @@ fn withhold(metric: &mut MetricComparison, a_failed: u64, b_failed: u64) {
 }
 
 /// The smallest number of pairs with which the smallest possible p value is still significant after the correction, if
-/// only one of `family` metrics changed.
-fn blocks_needed(family: usize) -> usize {
+/// only one of the metrics changed.
+fn blocks_needed(tests: f64) -> usize {
     (1..)
-        .find(|pairs| paired::least_p(*pairs) * family.max(1) as f64 <= LEVEL)
+        .find(|pairs| paired::least_p(*pairs) * tests.max(1.0) <= LEVEL)
         .unwrap_or(usize::MAX)
 }

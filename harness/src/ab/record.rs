@@ -47,6 +47,12 @@ pub struct AbPlan {
     pub seed: u64,
     /// Smallest change that counts, as a share.
     pub tolerance: f64,
+    /// Names of the primary metrics, as declared; empty for the default.
+    #[serde(default)]
+    pub primary: Vec<String>,
+    /// Numbers of pairs after which the comparison is evaluated; empty for the end only.
+    #[serde(default)]
+    pub looks: Vec<u32>,
     /// Largest accepted slowdown as a share. B must be shown to stay within it; `None` requires no such proof.
     #[serde(default)]
     pub margin: Option<f64>,

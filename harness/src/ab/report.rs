@@ -1,23 +1,28 @@
 //! The report of a comparison: a document for programs, text for people, and the exit code.
 
 use serde::{Deserialize, Serialize};
-use testbed::exit::End;
+use testbed::{
+    exit::End,
+    junit::{self, Case, Outcome},
+};
 
 use super::{
     builds::Build,
-    compare::{self, Comparison, CountComparison, Finding, LEVEL, MetricComparison},
-    record::Recorded,
+    compare::{self, Comparison, CountComparison, Finding, LEVEL, MetricComparison, Rule},
+    record::{Block, Recorded},
+    sequential,
 };
 use crate::{
     host::grade::{self, Grade, Graded, NoiseLevel},
     report::{
+        markdown,
         section::{Column, Section},
         terminal,
     },
 };
 
 /// Format of the JSON document.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 /// Name of the document in the directory of the comparison.
 pub const REPORT_FILE: &str = "report.json";
 
@@ -42,6 +47,9 @@ pub struct AbReport {
     pub same_files: bool,
     /// Planned blocks of each build.
     pub blocks: u32,
+    /// Planned pairs after which the comparison was evaluated before its end and was decided; `null` otherwise.
+    #[serde(default)]
+    pub decided_after: Option<u32>,
     /// Pairs of blocks that were completed and are compared.
     pub pairs: usize,
     /// Pairs excluded because one of their blocks did not measure (too much of the host's memory was in use) or was
@@ -74,18 +82,20 @@ impl AbReport {
     #[must_use]
     pub fn new(recorded: &Recorded) -> (Self, End) {
         let plan = &recorded.plan;
-        let pairs = recorded.blocks.len() / 2;
-        // The last block is ignored if its pair is incomplete.
-        let blocks = &recorded.blocks[..pairs * 2];
-        let comparison = compare::compare(&plan.scenario, blocks, plan.tolerance, plan.seed);
         let graded = grade(recorded);
+        let Evaluated {
+            comparison,
+            pairs,
+            decided_after,
+        } = evaluate(recorded);
+        let done = recorded.blocks.len() / 2 + recorded.left_out;
         let is_complete =
-            u32::try_from(pairs + recorded.left_out).is_ok_and(|pairs| pairs == plan.blocks);
+            decided_after.is_some() || u32::try_from(done).is_ok_and(|pairs| pairs == plan.blocks);
         let not_within_margin = plan.margin.map_or(Vec::new(), |margin| {
             compare::not_within(&comparison.metrics, margin)
         });
         let without_power =
-            compare::without_power(&comparison.metrics, plan.margin.unwrap_or(compare::MARGIN));
+            compare::without_power(&comparison, plan.margin.unwrap_or(compare::MARGIN));
         let is_open = !(not_within_margin.is_empty() && without_power.is_empty());
         let end = match end(&comparison, is_complete, graded.grade) {
             // Without a pair that counts, nothing was learned about the targets.
@@ -105,6 +115,7 @@ impl AbReport {
             a: plan.a.clone(),
             b: plan.b.clone(),
             blocks: plan.blocks,
+            decided_after,
             pairs,
             pairs_left_out: recorded.left_out,
             pairs_disturbed: recorded.disturbed,
@@ -126,6 +137,50 @@ impl AbReport {
         let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
         text.push('\n');
         text
+    }
+}
+
+/// The evaluation that counts.
+struct Evaluated {
+    comparison: Comparison,
+    /// Pairs that were compared.
+    pairs: usize,
+    /// The early look that decided; `None` for all recorded pairs.
+    decided_after: Option<u32>,
+}
+
+/// Evaluates the recorded pairs at each planned look, up to the first one that decides.
+fn evaluate(recorded: &Recorded) -> Evaluated {
+    let plan = &recorded.plan;
+    let rule = Rule {
+        primary: plan.primary.clone(),
+        alpha: sequential::alpha(&plan.looks),
+        tolerance: plan.tolerance,
+    };
+    let margin = plan.margin.unwrap_or(compare::MARGIN);
+    // The last block is ignored if its pair is incomplete.
+    let whole = &recorded.blocks[..recorded.blocks.len() / 2 * 2];
+    let done = whole.len() / 2 + recorded.left_out;
+    let early = plan.looks.iter().filter(|look| **look < plan.blocks);
+    for look in early {
+        let seen = usize::try_from(*look).unwrap_or(usize::MAX);
+        if seen > done {
+            break;
+        }
+        let blocks: Vec<Block> = whole.iter().filter(|b| b.pair < seen).cloned().collect();
+        let comparison = compare::compare(&plan.scenario, &blocks, &rule, plan.seed);
+        if sequential::decides(&comparison, margin) {
+            return Evaluated {
+                comparison,
+                pairs: blocks.len() / 2,
+                decided_after: Some(*look),
+            };
+        }
+    }
+    Evaluated {
+        comparison: compare::compare(&plan.scenario, whole, &rule, plan.seed),
+        pairs: whole.len() / 2,
+        decided_after: None,
     }
 }
 
@@ -176,11 +231,77 @@ fn end(comparison: &Comparison, is_complete: bool, grade: Grade) -> End {
 /// The report for a terminal.
 #[must_use]
 pub fn render(report: &AbReport) -> String {
+    let sections: Vec<String> = sections(report).iter().map(terminal::section).collect();
+    sections.join("\n")
+}
+
+/// The report for a comment on a pull request.
+#[must_use]
+pub fn markdown(report: &AbReport) -> String {
+    let sections: Vec<String> = sections(report).iter().map(markdown::section).collect();
+    format!(
+        "{}\nReproduce: `{}`\n",
+        sections.join("\n"),
+        report.reproduce
+    )
+}
+
+/// The report as JUnit XML, with a case for each count and each primary metric.
+#[must_use]
+pub fn junit(report: &AbReport) -> String {
+    let counts = report.counts.iter();
+    let counts = counts.map(|count| {
+        let shown = format!(
+            "{} of {} and {} of {}",
+            count.a, count.a_n, count.b, count.b_n
+        );
+        (&count.name, count.verdict, shown)
+    });
+    let primary = report.metrics.iter().filter(|metric| metric.primary);
+    let metrics = primary.map(|metric| {
+        let shown = format!("{:.2} and {:.2} {}", metric.a, metric.b, metric.unit);
+        (&metric.metric, metric.verdict, shown)
+    });
+    let is_open = |name: &String| {
+        report.without_power.contains(name) || report.not_within_margin.contains(name)
+    };
+    let case = |(name, verdict, shown): (&String, Finding, String)| Case {
+        class: report.scenario.clone(),
+        name: name.clone(),
+        seconds: None,
+        outcome: match verdict {
+            Finding::Worse => Outcome::Failed,
+            Finding::TooFewBlocks => Outcome::Error("too few blocks"),
+            Finding::NotShown if is_open(name) => Outcome::Error("inconclusive"),
+            Finding::NotShown | Finding::Better | Finding::Described => Outcome::Passed,
+        },
+        message: format!(
+            "{}: A and B have {shown}; reproduce: {}",
+            verdict.words(),
+            report.reproduce
+        ),
+    };
+    let mut cases: Vec<Case> = counts.chain(metrics).map(case).collect();
+    // A metric that was declared and not measured is not a pass.
+    let is_missing = |name: &&String| !cases.iter().any(|case| case.name == **name);
+    let missing: Vec<Case> = (report.without_power.iter().filter(is_missing))
+        .map(|name| Case {
+            class: report.scenario.clone(),
+            name: name.clone(),
+            seconds: None,
+            outcome: Outcome::Error("not measured"),
+            message: format!("no samples of this metric; reproduce: {}", report.reproduce),
+        })
+        .collect();
+    cases.extend(missing);
+    junit::render(&[(&report.scenario, cases)])
+}
+
+fn sections(report: &AbReport) -> Vec<Section> {
     let mut sections = vec![head(report), host(report), counts(report)];
     sections.extend((!report.metrics.is_empty()).then(|| metrics(report)));
     sections.push(Section::remarks("conclusion", notes(report)));
-    let sections: Vec<String> = sections.iter().map(terminal::section).collect();
-    sections.join("\n")
+    sections
 }
 
 fn head(report: &AbReport) -> Section {
@@ -306,14 +427,21 @@ fn notes(report: &AbReport) -> Vec<String> {
         );
     }
     notes.push(format!(
-        "verdicts: p of at most {LEVEL} after correction for {} metrics, and a change of more than {} %",
-        report.metrics.len(),
+        "verdicts of the {} primary metrics: p of at most {LEVEL} after correction for them and for the looks, and a change \
+         of more than {} %; the other rows describe",
+        report.metrics.iter().filter(|metric| metric.primary).count(),
         report.tolerance * 100.0
     ));
+    if let Some(look) = report.decided_after {
+        notes.push(format!(
+            "decided at the planned look after {look} of {} pairs",
+            report.blocks
+        ));
+    }
     if let Some(margin) = report.margin {
         let percent = margin * 100.0;
         notes.push(match report.not_within_margin.as_slice() {
-            [] => format!("B is shown to be worse by at most {percent} % in every metric"),
+            [] => format!("B is shown to be worse by at most {percent} % in every primary metric"),
             open => format!(
                 "not shown that B is worse by at most {percent} %: {}; more blocks help",
                 open.join(", ")
@@ -335,18 +463,18 @@ fn notes(report: &AbReport) -> Vec<String> {
             report.pairs_left_out - report.pairs_disturbed
         ));
     }
-    if report.pairs + report.pairs_left_out < planned {
+    if report.decided_after.is_none() && report.pairs + report.pairs_left_out < planned {
         notes.push(format!(
             "the run was cut short: {} of {planned} pairs of blocks are complete",
             report.pairs
         ));
     }
-    let too_few = |metric: &MetricComparison| metric.verdict == Finding::TooFewBlocks;
-    if report.metrics.iter().any(too_few) {
+    let too_few = |metric: &&MetricComparison| metric.verdict == Finding::TooFewBlocks;
+    for metric in report.metrics.iter().filter(too_few) {
         notes.push(format!(
-            "too few blocks: a change of one metric alone needs {} blocks of each build to reach p {LEVEL}: \
-             --blocks {0}",
-            report.blocks_needed
+            "too few blocks for {}: a change needs {} pairs with values to reach p {LEVEL}, and {} have them: use at least \
+             --blocks {1}, or more --starts",
+            metric.metric, report.blocks_needed, metric.pairs
         ));
     }
     notes

@@ -11,9 +11,12 @@ use model::clock::unix_ms;
 use super::{
     Side,
     builds::{self, Build, BuildError},
-    compare::LEVEL,
+    compare::{self, LEVEL},
+    metrics::Metric,
     order,
-    record::{self, AbPlan, FORMAT},
+    record::{self, AbPlan, FORMAT, ReadError},
+    report::AbReport,
+    sequential,
 };
 use crate::{
     event::EndReason,
@@ -40,6 +43,8 @@ pub struct AbSettings {
     pub seed: Option<u64>,
     /// Smallest change that counts, as a share.
     pub tolerance: f64,
+    /// Names of the primary metrics; empty for the default.
+    pub primary: Vec<String>,
     /// Largest accepted slowdown as a share; `None` requires no proof that B stays within it.
     pub margin: Option<f64>,
     /// Directory of the results; must not contain a plan yet.
@@ -55,6 +60,8 @@ pub struct AbSettings {
 pub enum AbError {
     #[error("scenario {scenario} cannot be compared: {why}")]
     Scenario { scenario: String, why: &'static str },
+    #[error("{name:?} is not a metric of the comparison, the nearest one is `{nearest}`")]
+    Metric { name: String, nearest: String },
     #[error(transparent)]
     Build(#[from] BuildError),
     #[error("cannot write the plan to {dir}: give --results an empty or new directory")]
@@ -67,6 +74,8 @@ pub enum AbError {
     Session(#[from] SessionError),
     #[error(transparent)]
     Record(#[from] RecordError),
+    #[error(transparent)]
+    Read(#[from] ReadError),
     #[error("block {index} ({side}) stopped: {message}")]
     Block {
         index: usize,
@@ -94,8 +103,11 @@ pub fn run(scenario: &Scenario, settings: &AbSettings) -> Result<(), AbError> {
     let other = settings.scenario_b.as_ref().unwrap_or(scenario);
     let scenario = block_scenario(scenario, settings, &settings.a)?;
     let of_b = block_scenario(other, settings, &settings.b)?;
+    check_primary(&scenario, &settings.primary)?;
     let plan = AbPlan {
         format: FORMAT,
+        primary: settings.primary.clone(),
+        looks: sequential::looks(settings.blocks),
         a: Build::find(&settings.a, &scenario)?,
         b: Build::find(&settings.b, &of_b)?,
         scenario_b: (of_b != scenario).then_some(of_b),
@@ -142,6 +154,14 @@ pub fn run(scenario: &Scenario, settings: &AbSettings) -> Result<(), AbError> {
                 index + 1
             );
         }
+        let pairs = u32::try_from(index.div_ceil(2)).unwrap_or(u32::MAX);
+        if !index.is_multiple_of(2) && plan.looks.contains(&pairs) && pairs < plan.blocks {
+            let (report, _) = AbReport::new(&record::read(&settings.results)?);
+            if report.decided_after.is_some() {
+                eprintln!("cube-bench: decided after {pairs} of {} pairs", plan.blocks);
+                return Ok(());
+            }
+        }
         if let Some(EndReason::Broken { message }) = summary.ended {
             let side = side.letter();
             return Err(AbError::Block {
@@ -152,6 +172,22 @@ pub fn run(scenario: &Scenario, settings: &AbSettings) -> Result<(), AbError> {
         }
     }
     Ok(())
+}
+
+/// Checks that the primary metrics can be measured with the scenario.
+fn check_primary(scenario: &Scenario, primary: &[String]) -> Result<(), AbError> {
+    let all = Metric::all(scenario);
+    let unknown = |name: &&String| !all.iter().any(|metric| compare::names(name, &metric.name));
+    let Some(name) = primary.iter().find(unknown) else {
+        return Ok(());
+    };
+    let nearest = all
+        .iter()
+        .min_by_key(|metric| strsim::damerau_levenshtein(&metric.name, name));
+    Err(AbError::Metric {
+        name: name.clone(),
+        nearest: nearest.map_or_else(String::new, |metric| metric.name.clone()),
+    })
 }
 
 /// Compares the files of a build with the plan before each block, so that a replaced template or program is found
@@ -274,6 +310,7 @@ mod tests {
             starts,
             seed: Some(9),
             tolerance: 0.02,
+            primary: Vec::new(),
             margin: None,
             results: "r".into(),
             run_root: "run".into(),
@@ -319,5 +356,19 @@ mod tests {
         assert_eq!(block.target.api_url.as_deref(), Some(url));
         let build = Build::find(Path::new(url), &block).unwrap();
         assert_eq!(build.endpoint.as_deref(), Some(url));
+    }
+
+    #[test]
+    fn an_unknown_primary_metric_names_the_nearest() {
+        let scenario = crate::scenario::parse("t", "").unwrap();
+        let check = |name: &str| check_primary(&scenario, &[name.to_owned()]);
+        check("first_exec.p95").unwrap();
+        check("memory.slope").unwrap();
+        let refused = check("first_exec.p96").unwrap_err().to_string();
+        assert!(
+            refused.contains("the nearest one is `first_exec.p95`"),
+            "{refused}"
+        );
+        check("first_exec").unwrap();
     }
 }

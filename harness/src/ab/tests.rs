@@ -4,7 +4,8 @@ use model::{StartPhase, Timeline};
 use stats::random::SplitMix64;
 
 use super::{
-    compare::{Comparison, Finding, PRIMARY, compare, not_within, without_power},
+    compare::{self, Comparison, Finding, LEVEL, Rule, not_within, without_power},
+    metrics::Metric,
     order,
     record::Block,
     *,
@@ -115,6 +116,17 @@ fn scenario() -> Scenario {
     scenario::parse("simulated", "").unwrap()
 }
 
+/// Compares with every metric as a primary one.
+fn compare(scenario: &Scenario, blocks: &[Block], tolerance: f64, seed: u64) -> Comparison {
+    let all = Metric::all(scenario).into_iter().map(|metric| metric.name);
+    let rule = Rule {
+        primary: all.collect(),
+        alpha: LEVEL,
+        tolerance,
+    };
+    compare::compare(scenario, blocks, &rule, seed)
+}
+
 fn verdicts(comparison: &Comparison) -> Vec<(&str, Finding)> {
     let metrics = comparison.metrics.iter();
     metrics.map(|m| (m.metric.as_str(), m.verdict)).collect()
@@ -188,22 +200,73 @@ fn no_worse_than_a_margin_must_be_shown_for_every_metric() {
     assert_eq!(not_within(&slower.compare(5).metrics, 0.1).len(), 6);
 }
 
+fn primary(blocks: &[Block], names: &[&str]) -> Comparison {
+    let rule = Rule {
+        primary: names.iter().map(|name| (*name).to_owned()).collect(),
+        alpha: LEVEL,
+        tolerance: 0.02,
+    };
+    compare::compare(&scenario(), blocks, &rule, 1)
+}
+
 #[test]
 fn a_primary_metric_without_power_is_named() {
-    let equal = Simulation::equal(20).compare(5);
-    assert_eq!(without_power(&equal.metrics, 0.1), [""; 0]);
-    // A delay that differs from start to start hides a change of 0.1 %.
-    assert_eq!(without_power(&equal.metrics, 0.001), [PRIMARY]);
-    assert_eq!(without_power(&[], 0.1), [PRIMARY], "not measured");
+    let equal = primary(&Simulation::equal(20).blocks(5), &["first_exec.p50"]);
+    assert_eq!(without_power(&equal, 0.1), [""; 0]);
+    // The starts vary by 10 %, which hides a change of 0.1 %.
+    assert_eq!(without_power(&equal, 0.001), ["first_exec.p50"]);
+    let missing = primary(&Simulation::equal(20).blocks(5), &["memory.slope"]);
+    assert_eq!(without_power(&missing, 0.1), ["memory.slope"]);
     let slower = Simulation {
         delay_ns: 20.0 * MS,
         ..Simulation::equal(20)
     };
+    let slower = primary(&slower.blocks(5), &["first_exec.p50"]);
+    assert_eq!(without_power(&slower, 0.1), [""; 0], "shown to be worse");
+}
+
+#[test]
+fn only_primary_metrics_are_judged_and_corrected() {
+    let slower = Simulation {
+        delay_ns: 20.0 * MS,
+        ..Simulation::equal(6)
+    };
+    let blocks = slower.blocks(1);
+    let found = primary(&blocks, &["first_exec.p50"]);
+    let judged: Vec<_> = found.metrics.iter().filter(|m| m.primary).collect();
+    assert_eq!(judged.len(), 1);
     assert_eq!(
-        without_power(&slower.compare(5).metrics, 0.1),
-        [""; 0],
-        "shown to be worse"
+        judged[0].verdict,
+        Finding::Worse,
+        "6 pairs are enough for one metric"
     );
+    for metric in found.metrics.iter().filter(|m| !m.primary) {
+        assert_eq!(metric.verdict, Finding::Described, "{}", metric.metric);
+        assert_eq!(metric.p_adjusted, metric.p);
+    }
+}
+
+#[test]
+fn a_look_decides_a_loss_and_a_proof_of_no_loss_and_nothing_else() {
+    let decides = |simulation: &Simulation| {
+        let found = primary(&simulation.blocks(3), &["first_exec.p50"]);
+        sequential::decides(&found, 0.1)
+    };
+    assert!(decides(&Simulation::equal(8)), "shown to be within 10 %");
+    let slower = Simulation {
+        delay_ns: 20.0 * MS,
+        ..Simulation::equal(8)
+    };
+    assert!(decides(&slower));
+    let a_little = Simulation {
+        delay_ns: 2.8 * MS,
+        ..Simulation::equal(5)
+    };
+    assert!(!decides(&a_little), "five pairs decide nothing");
+    assert!(!sequential::decides(
+        &primary(&Simulation::equal(8).blocks(3), &["memory.slope"]),
+        0.1
+    ));
 }
 
 /// Comparisons of blocks sampled with replacement from the rounds of a published run, so their spread and shape are

@@ -51,7 +51,12 @@ pub(super) struct Ab {
     /// Smallest change in percent that is reported as better or worse
     #[arg(long, value_name = "PERCENT", default_value_t = 2.0, value_parser = percent)]
     tolerance: f64,
-    /// Largest accepted slowdown in percent: the run is inconclusive unless every metric is shown to stay within it
+    /// Primary metric, such as first_exec.p50 or memory.slope; may be repeated. Only primary metrics get a verdict
+    /// [default: first_exec.p50, and cpu_per_start and memory.slope where they are measured]
+    #[arg(long = "metric", value_name = "NAME", conflicts_with = "report")]
+    metrics: Vec<String>,
+    /// Largest accepted slowdown in percent: the run is inconclusive unless every primary metric is shown to stay within
+    /// it
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     margin: Option<f64>,
     /// New directory for the results [default: target/cube/results/ab-NAME-TIME, or below $CUBE_ARTIFACTS]
@@ -62,6 +67,12 @@ pub(super) struct Ab {
     report: Option<PathBuf>,
     #[command(flatten)]
     run_root: RunRoot,
+    /// Also write the verdicts as JUnit XML to this file
+    #[arg(long, value_name = "FILE", conflicts_with = "repeat")]
+    junit: Option<PathBuf>,
+    /// Also write the report as Markdown to this file
+    #[arg(long, value_name = "FILE", conflicts_with = "repeat")]
+    markdown: Option<PathBuf>,
     #[arg(long, value_enum, default_value_t)]
     format: PlainFormat,
 }
@@ -69,12 +80,12 @@ pub(super) struct Ab {
 impl Ab {
     pub(super) fn carry_out(self) -> Result<End, CommandError> {
         match (&self.report, self.repeat) {
-            (Some(dir), _) => print_report(dir, self.format),
+            (Some(dir), _) => self.print_report(dir),
             (None, None) => {
                 let scenario = super::load(&self.scenario, None, &[])?;
                 let results = self.results_dir(&scenario);
                 self.measure(&scenario, &results, self.seed)?;
-                print_report(&results, self.format)
+                self.print_report(&results)
             }
             (None, Some(times)) => self.repeated(times),
         }
@@ -133,6 +144,7 @@ impl Ab {
             starts: self.starts,
             seed,
             tolerance: self.tolerance / 100.0,
+            primary: self.metrics.clone(),
             margin: self.margin.map(|percent| percent / 100.0),
             results: results.to_owned(),
             run_root: self.run_root.run_root.clone(),
@@ -140,6 +152,25 @@ impl Ab {
         let done = run::run(scenario, &settings);
         eprintln!("cube-bench: results are in {}", settings.results.display());
         Ok(done?)
+    }
+
+    fn print_report(&self, dir: &Path) -> Result<End, CommandError> {
+        let (report, end) = write_report(dir)?;
+        let files = [
+            (&self.junit, report::junit as fn(&AbReport) -> String),
+            (&self.markdown, report::markdown as fn(&AbReport) -> String),
+        ];
+        for (path, render) in files {
+            if let Some(path) = path.clone() {
+                std::fs::write(&path, render(&report))
+                    .map_err(|source| SessionError::Io { path, source })?;
+            }
+        }
+        match self.format {
+            PlainFormat::Human => print!("{}", report::render(&report)),
+            PlainFormat::Json => print!("{}", report.json()),
+        }
+        Ok(end)
     }
 
     fn command_line(&self) -> String {
@@ -155,6 +186,9 @@ impl Ab {
             self.blocks,
             self.tolerance,
         );
+        for metric in &self.metrics {
+            line.push_str(&format!(" --metric {metric}"));
+        }
         if let Some(margin) = self.margin {
             line.push_str(&format!(" --margin {margin}"));
         }
@@ -185,13 +219,4 @@ fn write_report(dir: &Path) -> Result<(AbReport, End), CommandError> {
     let path = dir.join(REPORT_FILE);
     std::fs::write(&path, report.json()).map_err(|source| SessionError::Io { path, source })?;
     Ok((report, end))
-}
-
-fn print_report(dir: &Path, format: PlainFormat) -> Result<End, CommandError> {
-    let (report, end) = write_report(dir)?;
-    match format {
-        PlainFormat::Human => print!("{}", report::render(&report)),
-        PlainFormat::Json => print!("{}", report.json()),
-    }
-    Ok(end)
 }

@@ -20,7 +20,7 @@ pub fn render(view: &View<'_>) -> String {
     parts.join("\n")
 }
 
-fn section(section: &Section) -> String {
+pub(crate) fn section(section: &Section) -> String {
     if section.rows.is_empty() {
         return format!("**{}**\n\n{}", section.title, notes(section));
     }
