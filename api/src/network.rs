@@ -8,7 +8,7 @@ use journal::EventLogError;
 use model::hex;
 use netisolation::{
     DefaultEgress, EventLog, ForbiddenAddresses, Hooks, Isolation, IsolationConfig, IsolationError,
-    NetEvent, Resolver, ResolverConfig, ResolverSockets, Uplinks, follow, open_log,
+    MAX_TAPS, NetEvent, Resolver, ResolverConfig, ResolverSockets, Uplinks, follow, open_log,
 };
 use sha2::{Digest, Sha256};
 use tokio::{sync::watch, task::JoinSet};
@@ -25,6 +25,8 @@ const STOCK: u32 = 64;
 /// TAP ids in addition to `pool.max_sandboxes`: for the TAPs kept ready, and for TAPs of ended sandboxes whose flows have
 /// not been removed yet.
 const SPARE: u32 = 192;
+/// Maximum of `pool.max_sandboxes` on a server whose sandboxes have a network.
+pub const MAX_SANDBOXES: u32 = MAX_TAPS - SPARE;
 /// Maximum number of concurrent flows of one sandbox.
 const MAX_FLOWS: u32 = 4096;
 

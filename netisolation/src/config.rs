@@ -6,9 +6,9 @@ use ranges::ForbiddenAddresses;
 
 use crate::error::{IsolationError, unsuitable};
 
-/// Maximum number of TAPs of one server. The resolver identifies each TAP by an address in the server's /20 block of
-/// 198.18.0.0/15, so the limit must be below 4094.
-pub(crate) const MAX_TAPS: u32 = 4000;
+/// Maximum number of TAPs of one server. The resolver identifies each TAP by an address in the server's /18 block of
+/// 198.18.0.0/15, so the limit must be below 16382.
+pub const MAX_TAPS: u32 = 16_000;
 
 #[derive(Clone, Debug)]
 pub struct IsolationConfig {
@@ -23,7 +23,8 @@ pub struct IsolationConfig {
     pub forbidden: ForbiddenAddresses,
     /// Number of TAPs to keep ready.
     pub stock: u32,
-    /// Maximum number of TAPs at a time, including ready TAPs and released ones whose entries are not yet removed.
+    /// Maximum number of TAPs at a time, including ready TAPs and released ones whose entries are not yet removed: at
+    /// most [`MAX_TAPS`].
     pub max_taps: u32,
     /// Maximum number of open flows per sandbox.
     pub max_flows: u32,
@@ -56,14 +57,16 @@ impl IsolationConfig {
                 "use lower-case letters and digits",
             ));
         }
-        if self.max_taps == 0 || self.max_taps > MAX_TAPS || self.max_flows == 0 {
-            return Err(unsuitable(
-                format!(
-                    "max_taps = {} and max_flows = {} are out of range",
-                    self.max_taps, self.max_flows
-                ),
-                format!("set max_taps to 1 to {MAX_TAPS} and max_flows to at least 1"),
-            ));
+        for (name, value, most) in [
+            ("max_taps", self.max_taps, MAX_TAPS),
+            ("max_flows", self.max_flows, u32::MAX),
+        ] {
+            if !(1..=most).contains(&value) {
+                return Err(unsuitable(
+                    format!("{name} = {value} is out of range"),
+                    format!("set {name} to 1 to {most}"),
+                ));
+            }
         }
         Ok(())
     }

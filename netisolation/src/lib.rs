@@ -43,7 +43,7 @@ pub use ranges::{
     Access, Destinations, ForbiddenAddresses, Protocol, Refused, canonical, is_of_this_host,
 };
 
-pub use config::{IsolationConfig, Uplinks};
+pub use config::{IsolationConfig, MAX_TAPS, Uplinks};
 pub use datapath::gateway::ResolverSockets;
 pub use error::IsolationError;
 pub use events::event::{Counters, Direction, NetEvent, Reason};

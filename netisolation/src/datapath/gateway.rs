@@ -49,8 +49,8 @@ const PROXY_BACKLOG: i32 = 4096;
 const FIRST_PORT: u16 = 61000;
 const PORTS_OF_FIRST: u16 = 3000;
 const PORTS_OF_OTHERS: u16 = 219;
-/// Netmask of a server's block: 198.18.0.0/20, 198.18.16.0/20 and so on.
-const MASK4: Ipv4Addr = Ipv4Addr::new(255, 255, 240, 0);
+/// Prefix length of a server's block: 198.18.0.0/18, 198.18.64.0/18 and so on, which together are 198.18.0.0/15.
+const PREFIX4: u32 = 18;
 const PREFIX6: u32 = 96;
 /// Size of the buffer in which datagrams wait while no process reads them, in bytes: several thousand queries.
 const QUEUE: usize = 4 << 20;
@@ -153,7 +153,7 @@ impl Gateway {
         has_proxy: bool,
     ) -> Result<Self, IsolationError> {
         let name = device.name.clone();
-        let address4 = Ipv4Addr::from_bits(Ipv4Addr::new(198, 18, 0, 1).to_bits() + (slot << 12));
+        let address4 = address_of(slot);
         let v6 = Ipv6Addr::from_bits(
             Ipv6Addr::new(0xfdcb, 0, 0, 0x53, 0, 0, 0, 1).to_bits() + (u128::from(slot) << 32),
         );
@@ -256,6 +256,12 @@ impl Gateway {
     }
 }
 
+/// The address of the resolver of the server in this slot: the first of its block.
+fn address_of(slot: u32) -> Ipv4Addr {
+    let first = Ipv4Addr::new(198, 18, 0, 1).to_bits();
+    Ipv4Addr::from_bits(first + (slot << (32 - PREFIX4)))
+}
+
 /// Opens the device with this index, if a predecessor left it. Returns it with its slot.
 fn reopen(ifindex: u32) -> Option<(Device, u32)> {
     let name = device::name(ifindex).ok()?;
@@ -302,7 +308,7 @@ fn configure(device: &Device, v4: Ipv4Addr, v6: Option<Ipv6Addr>) -> io::Result<
     }
     // With IFF_NOARP the kernel sends answers immediately, to the device's own MAC address.
     device::set_up(name, libc::IFF_NOARP)?;
-    device::set_address4(name, v4, MASK4)?;
+    device::set_address4(name, v4, Ipv4Addr::from_bits(u32::MAX << (32 - PREFIX4)))?;
     match v6.map(|v6| device::set_address6(device.index, v6, PREFIX6)) {
         // A device that was taken over has the address.
         Some(Err(e)) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
@@ -403,4 +409,20 @@ fn bound(device: &str, kind: SockType, v6: bool, port: u16) -> io::Result<OwnedF
     };
     bind(socket.as_fd().as_raw_fd(), address.as_ref())?;
     Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_block_of_each_server_holds_all_taps_and_all_blocks_are_in_the_range_for_benchmarks() {
+        let range: ipnet::Ipv4Net = "198.18.0.0/15".parse().unwrap();
+        for slot in 0..SLOTS {
+            let block = ipnet::Ipv4Net::new(address_of(slot), 18).unwrap();
+            let last = Ipv4Addr::from_bits(address_of(slot).to_bits() + MAX_TAPS);
+            assert!(range.contains(&block) && block.contains(&last) && last < block.broadcast());
+            assert!(!block.contains(&address_of(slot + 1)), "{block}");
+        }
+    }
 }

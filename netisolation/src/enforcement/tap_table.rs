@@ -26,7 +26,7 @@ pub(crate) struct TapTable {
     states: Array<MapData, State>,
     attachments: BTreeMap<u32, Attachment>,
     max_taps: u32,
-    next_index: u32,
+    pub(crate) next_index: u32,
     /// The last result of [`TapTable::next_unclaimed`].
     last_unclaimed: u32,
 }

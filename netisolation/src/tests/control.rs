@@ -16,8 +16,8 @@ use super::{
     world::{Guest, PEER4, PEER6, World, config, eventually, in_namespace, ip, write_with},
 };
 use crate::{
-    Access, Destinations, Direction, ForbiddenAddresses, Isolation, Policy, Protocol, Reason, Rule,
-    RuleAction, enforcement::Enforcement,
+    Access, Destinations, Direction, ForbiddenAddresses, Isolation, MAX_TAPS, Policy, Protocol,
+    Reason, Rule, RuleAction, enforcement::Enforcement,
 };
 
 const OTHER4: &str = "198.51.100.8";
@@ -458,8 +458,15 @@ fn net_refusals_beyond_the_record_rate_are_counted_as_lost_events() {
 #[test]
 fn net_dns_queries_reach_the_resolver_with_an_address_that_identifies_their_tap() {
     in_namespace(|| {
-        let world = World::new();
+        let mut config = config();
+        (config.max_taps, config.max_flows) = (MAX_TAPS, 16);
+        let world = World::with(config);
+        // The address of the last TAP is the furthest from the resolver's.
+        world
+            .isolation
+            .inspect(|maps: &mut Enforcement| maps.taps.next_index = MAX_TAPS);
         let guest = world.guest(&Policy::default());
+        assert_eq!(guest.index.0, MAX_TAPS);
         let sockets = world.isolation.resolver_sockets().unwrap();
         let (udp_socket, listener) = (sockets.udp, sockets.tcp);
         udp_socket

@@ -150,7 +150,7 @@ impl World {
     /// Starts a sandbox with a policy.
     pub(crate) fn guest(&self, policy: &Policy) -> Guest {
         let tap = self.isolation.take().unwrap();
-        let number = u8::try_from(tap.index.0).unwrap();
+        let number = u8::try_from(tap.index.0 % 256).unwrap();
         let sandbox = SandboxId::from_random([number; 19]);
         self.isolation.confine(tap.index, &sandbox, policy).unwrap();
         Guest {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use api::{
     control::EgressConfig,
     egress::{AlertSpec, CallFile, EgressSpec},
-    network::{NetworkSpec, Rewriting},
+    network::{MAX_SANDBOXES, NetworkSpec, Rewriting},
 };
 use model::Bytes;
 use netisolation::{DefaultEgress, Destinations, ForbiddenAddresses, Uplinks};
@@ -41,6 +41,16 @@ pub(super) fn network(
     if network.mode == NetworkMode::None {
         refuse_network_keys(config, checks);
         return None;
+    }
+    let sandboxes = config.pool.max_sandboxes;
+    if sandboxes > MAX_SANDBOXES {
+        checks.wrong(
+            "pool.max_sandboxes",
+            format!(
+                "{sandboxes} sandboxes cannot have a network on one host: set it to at most {MAX_SANDBOXES}, or run \
+                 sandboxes without network (network.mode = \"none\")"
+            ),
+        );
     }
     let proxy = proxy(egress, checks, beside);
     let needs_proxy = [

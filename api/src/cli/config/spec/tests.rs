@@ -111,6 +111,20 @@ fn limits_hold_unless_an_option_lifts_them() {
 }
 
 #[test]
+fn more_sandboxes_than_can_have_a_network_are_refused_by_the_name_of_their_key() {
+    let most = |set: &[&str]| spec_of(set).map(|spec| spec.pool.max_sandboxes);
+    assert_eq!(most(&["pool.max_sandboxes=6000"]), Ok(6000));
+    assert_eq!(most(&["pool.max_sandboxes=15808"]), Ok(15_808));
+    let why = most(&["pool.max_sandboxes=15809"]).unwrap_err();
+    let parts = ["--set: pool.max_sandboxes: ", "15809", "at most 15808"];
+    for part in parts {
+        assert!(why.contains(part), "{part}: {why}");
+    }
+    let without = ["pool.max_sandboxes=20000", "network.mode=none"];
+    assert_eq!(most(&without), Ok(20_000));
+}
+
+#[test]
 fn sockets_of_systemd_replace_the_default_and_must_match_named_addresses() {
     let [a, b]: [SocketAddr; 2] = ["127.0.0.1:1", "[::]:2"].map(|a| a.parse().unwrap());
     let layers = Layers::default();
