@@ -42,6 +42,10 @@ pub struct PoolConfig {
     pub max_sandboxes: u32,
     /// Host memory that is never given to sandboxes.
     pub memory_reserve: Bytes,
+    /// Number of standard deviations by which the promised memory exceeds what all sandboxes are expected to need.
+    pub memory_margin: u32,
+    /// Share of time, in percent, above which waits for memory on the host (PSI) count as a shortage.
+    pub memory_stalls: u32,
     /// Memory limit of this process, which enters its own cgroup when it opens the pool. The limit grows by the size of
     /// each loaded template. `None`: the process stays in its current cgroup.
     pub server_memory: Option<Bytes>,
@@ -93,6 +97,8 @@ impl PoolConfig {
             missing_limits: MissingLimits::Refuse,
             max_sandboxes: 1000,
             memory_reserve: Bytes::mib(512),
+            memory_margin: 3,
+            memory_stalls: 10,
             server_memory: None,
             disk_reserve: Bytes::mib(64),
             max_saved: 1000,

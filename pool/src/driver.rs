@@ -6,6 +6,7 @@
 //! Request ─► requests, queries ─┐                       ┌─► jobs ─► Report ─► reports
 //! deadline ─► expire ───────────┼─► slot::{decide,      │
 //! tick ─► memory, space         │         transition} ──┼─► waiting requests are decided again
+//! little memory ─► defence ─────┤                       │
 //!                               └─► queue ─► starts ────┘
 //! ```
 
@@ -14,6 +15,7 @@ mod adopting;
 mod adoptions;
 mod catalog;
 mod claims;
+mod defence;
 pub(crate) mod entry;
 #[cfg(test)]
 mod fixtures;
@@ -162,6 +164,7 @@ impl Driver {
                 break;
             }
             let timer = self.timer();
+            let defend_in = self.admission.memory.defend_in(host::monotonic_ns());
             tokio::select! {
                 biased;
                 Some(report) = self.reports.recv() => {
@@ -176,6 +179,7 @@ impl Driver {
                 },
                 _ = tick.tick() => self.tick(),
                 () = tokio::time::sleep(timer) => self.look_again = true,
+                () = tokio::time::sleep(defend_in) => {}
             }
         }
         self.upkeep.end_rebuild(&mut self.reports).await;
@@ -194,6 +198,7 @@ impl Driver {
     /// Does everything that is possible now: acts on expired deadlines, decides waiting requests, begins starts and
     /// fills.
     fn settle(&mut self) {
+        self.defend();
         self.adopt();
         self.expire();
         while let Some((id, request)) = self.slots.next_ready() {
@@ -333,6 +338,9 @@ impl Driver {
         tracing::debug!(sandbox = %id, ?event, from = ?moved.from, to = ?moved.to, "slot");
         if moved.from == Stage::Warm {
             self.admission.stock.remove(id);
+        }
+        if moved.from == Stage::Running && moved.to != Stage::Running {
+            self.go_on(id);
         }
         if moved.to == Stage::Ending {
             self.adoptions.killed(id);

@@ -13,6 +13,8 @@ pub(crate) use library::host::{disk_free, random};
 use model::ProcessStat;
 pub(crate) use model::clock::{boottime_ns, monotonic_ns, unix_ms, unix_ns};
 
+/// Page size of x86-64, in bytes.
+const PAGE: u64 = 4096;
 /// Number of bytes at the end of a file that [`last_words`] reads.
 const MAX_WORDS: u64 = 64 << 10;
 
@@ -43,12 +45,29 @@ fn kib_line(text: &str, name: &str) -> Option<u64> {
     Some(kib << 10)
 }
 
-/// Private memory of a process in bytes: pages that it has written, including pages of private file mappings.
+/// Share of the last 10 s in which a task waited for memory (PSI), in hundredths of a percent.
+pub(crate) fn memory_stalls() -> Option<u32> {
+    let text = fs::read_to_string("/proc/pressure/memory").ok()?;
+    stalls(&text)
+}
+
+fn stalls(text: &str) -> Option<u32> {
+    let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
+    let (percent, hundredths) = some
+        .strip_prefix("avg10=")?
+        .split(' ')
+        .next()?
+        .split_once('.')?;
+    Some(percent.parse::<u32>().ok()? * 100 + hundredths.parse::<u32>().ok()?)
+}
+
+/// Private memory of a process in bytes: pages that it has written, including pages of private file mappings. The file
+/// `statm` costs the kernel a third of `status`, which has the same number.
 pub(crate) fn private_bytes(pid: u32) -> Option<u64> {
-    kib_line(
-        &fs::read_to_string(format!("/proc/{pid}/status")).ok()?,
-        "RssAnon",
-    )
+    let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let mut pages = text.split(' ').skip(1).map(str::parse::<u64>);
+    let (resident, shared) = (pages.next()?.ok()?, pages.next()?.ok()?);
+    Some(resident.saturating_sub(shared) * PAGE)
 }
 
 /// Start time of a process in clock ticks since boot. Process id and start time together identify a process uniquely
@@ -106,6 +125,12 @@ mod tests {
         assert_eq!(kib_line(text, "MemAvailable"), Some(1 << 20));
         assert_eq!(kib_line(text, "HugePages_Total"), None);
         assert_eq!(kib_line(text, "Mem"), None);
+        let text =
+            "some avg10=12.05 avg60=1.00 avg300=0.33 total=112964717\nfull avg10=0.00 total=1\n";
+        assert_eq!(
+            (stalls(text), stalls("full avg10=0.00")),
+            (Some(1205), None)
+        );
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Admission of starts, and decisions on fills, as pure functions: numbers in, an action out. Nothing here reads a
 //! clock or a file.
 //!
-//! Memory is admitted by measurement. A sandbox is expected to need as much memory as was measured for most leased
-//! sandboxes of its template, but never less than a floor. If a sandbox has not grown to that size yet, the difference
-//! is set aside for it. If a few sandboxes grow much larger than the others, the host has less available memory, but
-//! the expectation for other sandboxes barely changes. Guests may grow to all of their RAM, and the sum of their RAM
-//! may exceed the host's memory. The cgroup around the pool then limits them.
+//! Memory is admitted by measurement ([`need`]). A sandbox is expected to need as much memory as was measured for most
+//! sandboxes of its template at its age or later. What it lacks to that size is promised to it, together with a margin
+//! for all and with the largest growth of one sandbox that was seen lately. If a few sandboxes grow much larger than the
+//! others, the host has less available memory, but the expectation for other sandboxes barely changes. Guests may grow
+//! to all of their RAM, and the sum of their RAM may exceed the host's memory: [`pressure`] then defends the host.
 //!
 //! A start holds a place while its VM is made. The number of places limits concurrent starts. A start whose guest is
 //! unresponsive holds its place until its timeout, so starts that anyone may cause can never hold all places
@@ -19,6 +19,7 @@ mod callers;
 mod creates;
 mod need;
 mod places;
+mod pressure;
 mod share;
 #[cfg(test)]
 mod simulation;
@@ -29,8 +30,9 @@ use crate::config::WarmMarks;
 
 pub(crate) use callers::Callers;
 pub(crate) use creates::Creates;
-pub(crate) use need::Need;
+pub(crate) use need::{Estimate, KERNEL, Need, Sizes, UNKNOWN};
 pub(crate) use places::{Places, StartFor};
+pub(crate) use pressure::{Decision, HostMemory, Marks, Pressure, Step, defend};
 pub(crate) use share::{Budget, Claim, Held, Lack, Supplied, divide, supply_first};
 
 /// The host's resources for sandboxes, and how much of them is set aside. Sizes are in bytes.
@@ -40,12 +42,17 @@ pub(crate) struct Room {
     pub(crate) available: u64,
     /// Memory that is never given to sandboxes.
     pub(crate) reserve: u64,
-    /// Memory that one sandbox is expected to need.
+    /// Above `Calm`, nothing is admitted.
+    pub(crate) pressure: Pressure,
+    /// Memory that one sandbox is expected to need, with its part of the margin.
     pub(crate) expected: u64,
     /// The part of `expected` that a warm slot already has.
     pub(crate) warm_has: u64,
-    /// Memory that existing slots are expected to take in addition to what they have.
+    /// Memory that existing slots are expected to take in addition to what they have, with the margin.
     pub(crate) promised: u64,
+    /// Variance of the sum of what they are expected to need, and the number of standard deviations in the margin.
+    pub(crate) variance: u128,
+    pub(crate) margin: u32,
     /// Slots that have a VM or are about to.
     pub(crate) slots: u32,
     /// Limit on `slots`.
@@ -89,14 +96,16 @@ impl Space {
 impl Room {
     /// The same host, for a sandbox with this need.
     pub(crate) fn of(self, need: Need) -> Self {
+        let both = margin(self.margin, self.variance.saturating_add(need.variance));
+        let more = both.saturating_sub(margin(self.margin, self.variance));
         Self {
-            expected: need.expected,
+            expected: need.expected.saturating_add(more),
             warm_has: need.warm_has,
             ..self
         }
     }
 
-    fn free(&self) -> u64 {
+    pub(crate) fn free(&self) -> u64 {
         self.available
             .saturating_sub(self.reserve)
             .saturating_sub(self.promised)
@@ -110,13 +119,18 @@ impl Room {
     /// Whether there is room for a fill. Requires room for two, so that a fill is never the reason for refusing the next
     /// create.
     pub(crate) fn fits_fill(&self) -> bool {
-        self.free() >= self.expected.saturating_mul(2)
+        self.pressure == Pressure::Calm
+            && self.free() >= self.expected.saturating_mul(2)
             && self.disk.free() >= self.layer.saturating_mul(2)
             && self.slots < self.max
     }
 
     /// Returns the shortage of memory or slots for one more sandbox; `None` if it fits.
     fn short_of(&self, start: Start) -> Option<Short> {
+        if self.pressure != Pressure::Calm {
+            let left = self.available;
+            return Some(Short::Pressure { left });
+        }
         let need = match start {
             Start::Warm => self.expected.saturating_sub(self.warm_has),
             Start::Cold => self.expected,
@@ -129,6 +143,13 @@ impl Room {
             free: self.free(),
         })
     }
+}
+
+/// This many standard deviations, in bytes.
+pub(crate) fn margin(count: u32, variance: u128) -> u64 {
+    u64::try_from(variance.isqrt())
+        .unwrap_or(u64::MAX)
+        .saturating_mul(u64::from(count))
 }
 
 /// Whether a template that was last used at `used_ns` is no longer in use.
@@ -160,21 +181,26 @@ pub(crate) enum Short {
     Slots {
         max: u32,
     },
+    /// Running sandboxes have taken the memory that is kept free for their growth. `left` is MemAvailable.
+    Pressure {
+        left: u64,
+    },
 }
 
-/// How long traffic to a paused sandbox waits for room on a full host.
+/// How long traffic to a paused sandbox waits for room on a full host, and any start on a host under [`Pressure`].
 const ROOM_WAIT: Duration = Duration::from_secs(5);
-/// Maximum number of resumes that wait for room at a time. Limited, because anyone who can reach a port may cause them.
+/// Maximum number of starts that wait for room at a time. Limited, because anyone who can reach a port may cause them.
 const MAX_AWAITING: usize = 64;
 
-/// Whether a resume by traffic waits for room instead of being refused. `waited` is the time since the request,
-/// `others` the number of resumes that wait for room. A shortage of disk space is not waited for, because it does not
-/// end within seconds.
-pub(crate) fn may_wait(short: Short, waited: Duration, others: usize) -> bool {
-    match short {
+/// Whether a start waits for room instead of being refused. `waited` is the time since the request, `others` the number
+/// of starts that wait for room. A shortage of disk space is not waited for, because it does not end within seconds.
+pub(crate) fn may_wait(short: Short, start: StartFor, waited: Duration, others: usize) -> bool {
+    let waits = match short {
         Short::Disk { .. } => false,
-        Short::Memory { .. } | Short::Slots { .. } => waited < ROOM_WAIT && others < MAX_AWAITING,
-    }
+        Short::Memory { .. } | Short::Slots { .. } => start == StartFor::Wake,
+        Short::Pressure { .. } => true,
+    };
+    waits && waited < ROOM_WAIT && others < MAX_AWAITING
 }
 
 impl std::fmt::Display for Short {
@@ -193,6 +219,12 @@ impl std::fmt::Display for Short {
                 free >> 20
             ),
             Self::Slots { max } => write!(f, "{max} sandboxes are running, which is the limit"),
+            Self::Pressure { left } => write!(
+                f,
+                "the host is short of memory ({} MiB left), because running sandboxes need more than expected: \
+                 sandboxes start again when some have ended or have freed memory",
+                left >> 20
+            ),
         }
     }
 }
@@ -249,7 +281,9 @@ pub(crate) fn place(room: &Room, demand: &Demand) -> Placement {
 /// How long a refused caller should wait before it tries again, so that sandboxes have time to end.
 pub(crate) fn retry_after(short: Short) -> Duration {
     match short {
-        Short::Memory { .. } | Short::Disk { .. } => Duration::from_secs(5),
+        Short::Memory { .. } | Short::Disk { .. } | Short::Pressure { .. } => {
+            Duration::from_secs(5)
+        }
         Short::Slots { .. } => Duration::from_secs(2),
     }
 }
@@ -318,11 +352,11 @@ mod tests {
             reserve: 500 * MIB,
             expected: 20 * MIB,
             warm_has: 8 * MIB,
-            promised: 0,
             slots,
             max: 10,
             disk: disk(1000),
             layer: 32 * MIB,
+            ..Room::default()
         }
     }
 
@@ -476,12 +510,63 @@ mod tests {
         let slots = Short::Slots { max: 1 };
         let memory = Short::Memory { need: 2, free: 1 };
         let early = ROOM_WAIT - Duration::from_millis(1);
+        let wake = |short, waited, others| may_wait(short, StartFor::Wake, waited, others);
         for short in [slots, memory] {
-            assert!(may_wait(short, early, MAX_AWAITING - 1));
-            assert!(!may_wait(short, ROOM_WAIT, 0));
-            assert!(!may_wait(short, Duration::ZERO, MAX_AWAITING));
+            assert!(wake(short, early, MAX_AWAITING - 1));
+            assert!(!wake(short, ROOM_WAIT, 0));
+            assert!(!wake(short, Duration::ZERO, MAX_AWAITING));
+            assert!(!may_wait(short, StartFor::Create, early, 0));
         }
-        assert!(!may_wait(Short::Disk { need: 2, free: 1 }, early, 0));
+        assert!(!wake(Short::Disk { need: 2, free: 1 }, early, 0));
+    }
+
+    #[test]
+    fn under_pressure_warm_slots_end_first_and_then_every_start_waits_for_a_while() {
+        let tight = Room {
+            pressure: Pressure::Tight,
+            ..room(1000, 3)
+        };
+        let warm = Demand {
+            warm: true,
+            other_warm: true,
+            ..COLD
+        };
+        assert_eq!(place(&tight, &warm), Placement::Evict);
+        let short = Short::Pressure { left: 1000 * MIB };
+        assert_eq!(place(&tight, &COLD), Placement::Refuse(short));
+        assert!(!tight.fits_fill());
+        assert!(may_wait(short, StartFor::Create, Duration::ZERO, 0));
+        assert!(!may_wait(short, StartFor::Create, ROOM_WAIT, 0));
+        assert!(!may_wait(
+            short,
+            StartFor::Create,
+            Duration::ZERO,
+            MAX_AWAITING
+        ));
+        assert!(
+            short
+                .to_string()
+                .contains("short of memory (1000 MiB left)")
+        );
+    }
+
+    #[test]
+    fn one_of_many_adds_little_to_the_margin() {
+        let need = Need {
+            expected: 4 * MIB,
+            variance: u128::from(4 * MIB).pow(2),
+            warm_has: 0,
+        };
+        let of = |others: u128| {
+            let room = Room {
+                variance: need.variance * others,
+                margin: 3,
+                ..Room::default()
+            };
+            room.of(need).expected
+        };
+        assert_eq!(of(0), 16 * MIB);
+        assert!(of(1000) < 4 * MIB + MIB / 4, "{}", of(1000));
     }
 
     #[test]

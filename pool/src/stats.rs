@@ -45,6 +45,8 @@ pub struct PoolStats {
     /// Creates, resumes, pauses, snapshots and forks that were refused for lack of memory, slots or disk space, or
     /// because of [`PoolConfig::max_saved`].
     pub refused: u64,
+    /// The part of `refused` for lack of memory.
+    pub refused_for_memory: u64,
     /// Resumes by traffic that waited for room on a full host.
     pub wakes_waited: u64,
     /// Failed jobs, by the part that failed.
@@ -53,8 +55,16 @@ pub struct PoolStats {
     pub died: u64,
     /// Gauge: memory in bytes that one more sandbox of the template with the largest need is expected to take.
     pub expected_bytes: u64,
-    /// Gauge: memory available to sandboxes, in bytes.
+    /// Gauges, in bytes: private memory of the running sandboxes as last measured, and memory that all slots are
+    /// promised in addition to what they have.
+    pub measured_bytes: u64,
+    pub promised_bytes: u64,
+    /// Gauge: memory for further sandboxes, in bytes. Zero while the host is short of memory.
     pub available_bytes: u64,
+    /// Gauge: 0 if creates are admitted, 1 if the host is short of memory, 2 if sandboxes that grow are also stopped.
+    pub pressure: u32,
+    /// Gauge: sandboxes that are stopped until the host has memory.
+    pub stopped: u32,
     /// Totals over the TAPs of all sandboxes since the pool was opened.
     pub network: Counters,
     /// Gauges: the uses of each kept VMM, including the current one.

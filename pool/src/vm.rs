@@ -4,7 +4,7 @@
 mod sys;
 
 use std::{
-    io,
+    fs, io,
     os::fd::{AsFd, OwnedFd},
     process::Child,
     sync::Arc,
@@ -15,6 +15,11 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::record::ProcessName;
+
+/// Makes the kernel kill a VM before other processes of the host.
+pub(crate) const OOM_SCORE: &str = "500";
+/// The same, as the mark of a stopped process.
+const OOM_SCORE_STOPPED: &str = "501";
 
 /// A VMM process. Dropping this value does not affect the process.
 #[derive(Debug)]
@@ -102,6 +107,38 @@ pub(crate) fn kill(pidfd: &OwnedFd) {
     let _ = pidfd_send_signal(pidfd, Signal::KILL);
 }
 
+/// Stops a process until [`go_on`]: its VM neither runs nor responds, and keeps everything. The mark shows a later
+/// server that the process was not stopped by an operator. It is set first and removed last, so that a server that is
+/// killed in between leaves no stopped process without it.
+///
+/// # Errors
+/// Returns an error if the process has exited or the mark cannot be set.
+pub(crate) fn halt(pid: u32, pidfd: &OwnedFd) -> io::Result<()> {
+    set_oom_score(pid, OOM_SCORE_STOPPED)?;
+    Ok(pidfd_send_signal(pidfd, Signal::STOP)?)
+}
+
+/// Continues a process that [`halt`] stopped.
+pub(crate) fn go_on(pid: u32, pidfd: &OwnedFd) {
+    if pidfd_send_signal(pidfd, Signal::CONT).is_ok() {
+        let _exited = set_oom_score(pid, OOM_SCORE);
+    }
+}
+
+/// Whether this server or a previous one stopped the process with [`halt`].
+pub(crate) fn is_halted(pid: u32) -> bool {
+    let score = fs::read_to_string(format!("/proc/{pid}/oom_score_adj"));
+    score.is_ok_and(|score| score.trim() == OOM_SCORE_STOPPED)
+}
+
+/// Sets the likelihood that the kernel kills a process when the host has no memory.
+///
+/// # Errors
+/// Returns an error if the process has exited or the kernel refuses the value.
+pub(crate) fn set_oom_score(pid: u32, score: &str) -> io::Result<()> {
+    fs::write(format!("/proc/{pid}/oom_score_adj"), score)
+}
+
 /// Opens the pidfd of a child that has not been reaped.
 pub(crate) fn open(pid: u32) -> io::Result<OwnedFd> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
@@ -110,12 +147,12 @@ pub(crate) fn open(pid: u32) -> io::Result<OwnedFd> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::process::Command;
 
     use super::*;
 
-    fn sleeper() -> Vm {
+    pub(crate) fn sleeper() -> Vm {
         let child = Command::new("sleep").arg("600").spawn().unwrap();
         Vm::of_child(child).unwrap()
     }
@@ -131,6 +168,30 @@ mod tests {
         assert!(Vm::adopt(name).is_none());
         // A second kill has no effect.
         kill(&adopted.pidfd);
+    }
+
+    #[test]
+    fn a_stopped_process_is_marked_until_it_continues() {
+        let vm = sleeper();
+        let pid = vm.name.pid;
+        let state = || {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+            stat.split(") ").nth(1).unwrap().starts_with('T')
+        };
+        let until = |is_stopped| {
+            let deadline = std::time::Instant::now() + Duration::from_secs(20);
+            while state() != is_stopped {
+                assert!(std::time::Instant::now() < deadline);
+                std::thread::yield_now();
+            }
+        };
+        halt(pid, &vm.pidfd).unwrap();
+        until(true);
+        assert!(is_halted(pid));
+        go_on(pid, &vm.pidfd);
+        until(false);
+        assert!(!is_halted(pid));
+        vm.end(Duration::from_secs(20)).unwrap();
     }
 
     #[tokio::test]

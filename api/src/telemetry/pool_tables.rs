@@ -35,8 +35,16 @@ impl Tables {
         self.gauge("pool_memory_diff_memory_bytes", help, bytes);
         let help = "Expected memory of one more sandbox";
         self.gauge("pool_expected_bytes", help, s.expected_bytes);
-        let help = "Memory available to sandboxes";
+        let help = "Measured private memory of the running sandboxes";
+        self.gauge("pool_measured_bytes", help, s.measured_bytes);
+        let help = "Memory that sandboxes are expected to take in addition, with the margin";
+        self.gauge("pool_promised_bytes", help, s.promised_bytes);
+        let help = "Memory for further sandboxes";
         self.gauge("pool_available_bytes", help, s.available_bytes);
+        let help = "Shortage of memory: 0 none, 1 creates wait, 2 sandboxes that grow are stopped";
+        self.gauge("pool_pressure", help, s.pressure);
+        let help = "Sandboxes that are stopped until the host has memory";
+        self.gauge("pool_stopped", help, s.stopped);
         let help = "Installed templates and older versions of them that are in use";
         self.gauge("pool_images", help, s.images);
         self.vmms(s);
@@ -48,6 +56,8 @@ impl Tables {
         self.counter("pool_warm_misses", help, s.warm_misses);
         let help = "Creates refused for lack of resources";
         self.counter("pool_refused", help, s.refused);
+        let help = "Creates refused for lack of memory";
+        self.counter("pool_refused_for_memory", help, s.refused_for_memory);
         let help = "Resumes by traffic that waited for room";
         self.counter("pool_wakes_waited", help, s.wakes_waited);
         self.counter("pool_died", "VMs that ended unexpectedly", s.died);

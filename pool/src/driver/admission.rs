@@ -31,7 +31,7 @@ use crate::{
     error::PoolError,
     host,
     message::SandboxRequest,
-    policy::{self, Demand, Lack, Need, Placement, Room, Supplied},
+    policy::{self, Demand, Lack, Need, Placement, Room, Short, Supplied},
     sandbox::Priority,
     slot::Stage,
     stats::PoolStats,
@@ -47,12 +47,13 @@ pub(super) struct Admission {
     config: Arc<PoolConfig>,
     pub(super) queue: Queue,
     pub(super) stock: Stock,
-    memory: MemoryLedger,
+    pub(super) memory: MemoryLedger,
     disks: Disks,
     /// All of them are charged to the server's cgroup.
     copies: Copies,
-    /// Number of requests that were refused for lack of room.
+    /// Number of requests that were refused for lack of room, and the part for lack of memory.
     refused: u64,
+    refused_for_memory: u64,
 }
 
 impl Admission {
@@ -62,10 +63,11 @@ impl Admission {
             config: Arc::clone(config),
             queue: Queue::new(cores),
             stock: Stock::new(config, cores),
-            memory: MemoryLedger::new(config),
+            memory: MemoryLedger::new(config, cores),
             disks: Disks::new(config),
             copies: Copies::default(),
             refused: 0,
+            refused_for_memory: 0,
         }
     }
 
@@ -93,9 +95,11 @@ impl Admission {
         PoolError::NoSpace(short)
     }
 
-    /// Counts a refusal.
-    pub(super) fn count_refused(&mut self) {
+    /// Counts the refusal of a start.
+    pub(super) fn count_refused(&mut self, short: Short) {
         self.refused += 1;
+        let is_memory = matches!(short, Short::Memory { .. } | Short::Pressure { .. });
+        self.refused_for_memory += u64::from(is_memory);
     }
 
     /// Decides on a queued request.
@@ -185,8 +189,7 @@ impl Admission {
         now_ns: u64,
     ) -> Option<SetAside> {
         let room = self.room_for(self.memory.need(template), slots, now_ns);
-        let taken = room.reserve.saturating_add(room.promised);
-        if room.available.saturating_sub(taken) < bytes {
+        if room.free() < bytes {
             return None;
         }
         self.set_aside(slots, bytes).ok()
@@ -293,8 +296,8 @@ impl Admission {
     pub(super) fn add_stats(&mut self, slots: &Slots, library: &Library, stats: &mut PoolStats) {
         let room = self.room_for(Need::default(), slots, host::monotonic_ns());
         stats.refused = self.refused;
-        stats.expected_bytes = self.memory.largest_need();
-        stats.available_bytes = room.available.saturating_sub(room.reserve);
+        stats.refused_for_memory = self.refused_for_memory;
+        self.memory.add_stats(&room, slots, stats);
         self.add_stock_stats(slots, library, stats);
     }
 }

@@ -6,6 +6,7 @@ use super::Driver;
 use crate::{
     host,
     slot::{Event, Stage},
+    vm,
     work::adopt::{AdoptPausedPlan, AdoptPlan},
 };
 
@@ -27,6 +28,12 @@ impl Driver {
         };
         match entry.slot.stage {
             Stage::Adopting => {
+                // The previous server has not continued the VMs that it had stopped.
+                if let (Some(pidfd), Some(vmm)) = (&entry.pidfd, entry.record.vmm)
+                    && vm::is_halted(vmm.pid)
+                {
+                    vm::go_on(vmm.pid, pidfd);
+                }
                 let plan = AdoptPlan {
                     id: id.clone(),
                     dir: entry.dir.clone(),

@@ -1,6 +1,8 @@
 //! The driver's state for one slot.
 
-use std::{collections::VecDeque, os::fd::OwnedFd, os::unix::net::UnixStream, sync::Arc};
+use std::{
+    collections::VecDeque, os::fd::OwnedFd, os::unix::net::UnixStream, sync::Arc, time::Duration,
+};
 
 use library::durable::Durability;
 use model::{SandboxId, Timeline};
@@ -90,6 +92,8 @@ pub(crate) struct Entry {
     pub(crate) died: Option<String>,
     /// The VMM's private memory in bytes, as last measured; `None` before the first measurement.
     pub(crate) private: Option<u64>,
+    /// Whether its VM is stopped, because the host has no memory for its growth.
+    pub(crate) is_stopped: bool,
     /// The kind of the slot's last start.
     pub(crate) start_for: StartFor,
     /// Maximum number of bytes that the save under way may write.
@@ -127,6 +131,7 @@ impl Entry {
             writes: RecordWrites::default(),
             died: None,
             private: None,
+            is_stopped: false,
             start_for: StartFor::default(),
             save: 0,
             events: VecDeque::new(),
@@ -177,6 +182,16 @@ impl Entry {
     pub(crate) fn has_new_vm(&mut self, generation: u64, now: UnixMs) {
         self.generation = generation;
         self.vm_since = now;
+    }
+
+    /// The time since the sandbox got its VM. Zero while it has none.
+    pub(crate) fn age(&self, now: UnixMs) -> Duration {
+        let since = if self.vm_since == 0 {
+            now
+        } else {
+            self.vm_since
+        };
+        Duration::from_millis(now.saturating_sub(since))
     }
 
     /// Adds a life event, and removes the oldest one if there are too many.

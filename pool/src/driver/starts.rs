@@ -83,6 +83,7 @@ impl Driver {
         if matches!(placement, Placement::Take | Placement::Start) {
             self.admission.count_create(&pending);
         }
+        let (start_for, others) = (pending.start_for(), self.admission.queue.awaiting_room());
         match placement {
             Placement::Take => self.lease(pending),
             Placement::Start => self.start(pending),
@@ -94,16 +95,14 @@ impl Driver {
                 }
                 return Some(pending);
             }
-            Placement::Refuse(short)
-                if pending.start_for() == StartFor::Wake
-                    && policy::may_wait(short, waited, self.admission.queue.awaiting_room()) =>
-            {
-                self.counters.wakes_waited += u64::from(!pending.awaits_room);
+            Placement::Refuse(short) if policy::may_wait(short, start_for, waited, others) => {
+                let is_first_wake = start_for == StartFor::Wake && !pending.awaits_room;
+                self.counters.wakes_waited += u64::from(is_first_wake);
                 pending.awaits_room = true;
                 return Some(pending);
             }
             Placement::Refuse(short) => {
-                self.admission.count_refused();
+                self.admission.count_refused(short);
                 self.refuse(pending.want, full(short));
             }
         }
@@ -514,7 +513,7 @@ fn full(short: Short) -> PoolError {
         Short::Disk { .. } => {
             PoolError::NoSpace(format!("one more sandbox: {short} at {}", SCRATCH))
         }
-        Short::Memory { .. } | Short::Slots { .. } => PoolError::Full {
+        Short::Memory { .. } | Short::Slots { .. } | Short::Pressure { .. } => PoolError::Full {
             why: short.to_string(),
             retry_after: policy::retry_after(short),
         },

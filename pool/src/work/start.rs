@@ -28,7 +28,7 @@ use crate::{
     host,
     record::{Kept, ProcessName, Record, SlotDir},
     sandbox::{CreateSpec, Priority},
-    vm::Vm,
+    vm::{OOM_SCORE, Vm, set_oom_score},
 };
 
 /// Header of the warm-up requests.
@@ -260,7 +260,7 @@ impl StartPlan {
             .enter(self.id.as_str(), vm.name.pid, &joined)
             .and_then(|()| {
                 // If the host runs out of memory despite the limits, the kernel prefers to kill a sandbox.
-                fs::write(format!("/proc/{}/oom_score_adj", vm.name.pid), "500")?;
+                set_oom_score(vm.name.pid, OOM_SCORE)?;
                 self.record.vmm = Some(vm.name);
                 self.dir.write(&self.record, Durability::Process)
             });

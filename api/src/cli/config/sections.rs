@@ -96,6 +96,8 @@ pub(in super::super) struct PoolSection {
     pub(super) max_sandboxes: u32,
     pub(super) max_saved: u32,
     pub(super) memory_reserve: Bytes,
+    pub(super) memory_margin: Bounded<0, 100>,
+    pub(super) memory_stalls: Bounded<1, 100>,
     pub(super) disk_reserve: Bytes,
     pub(super) template_quota: Option<Bytes>,
 }
@@ -112,6 +114,8 @@ impl Default for PoolSection {
             max_sandboxes: 256,
             max_saved: 1000,
             memory_reserve: Bytes::mib(512),
+            memory_margin: Bounded(3),
+            memory_stalls: Bounded(10),
             disk_reserve: Bytes::mib(1024),
             template_quota: None,
         }

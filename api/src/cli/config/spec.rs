@@ -184,6 +184,8 @@ fn pool(
         },
         max_sandboxes: pool.max_sandboxes,
         memory_reserve: pool.memory_reserve,
+        memory_margin: pool.memory_margin.0,
+        memory_stalls: pool.memory_stalls.0,
         server_memory: config.server.memory.value.0,
         disk_reserve: pool.disk_reserve,
         max_saved: pool.max_saved,

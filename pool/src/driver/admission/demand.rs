@@ -18,7 +18,7 @@ use crate::{
     driver::{jobs::Jobs, slots::Slots},
     host,
     message::{CopySize, LoadFailed},
-    policy::{self, Claim, Held, Need},
+    policy::{self, Budget, Claim, Held, Need, Pressure},
     sandbox::Priority,
     slot::Stage,
     stats::{PoolStats, StockStats},
@@ -90,7 +90,10 @@ impl Admission {
         (self.stock.has_changed, self.stock.divided_ns) = (false, now_ns);
         let held = self.held(slots);
         let room = self.room_for(Need::default(), slots, now_ns);
-        self.stock.present = self.stock.budget.within(held, room.surplus());
+        self.stock.present = match room.pressure {
+            Pressure::Calm => self.stock.budget.within(held, room.surplus()),
+            Pressure::Tight | Pressure::Full => Budget::default(),
+        };
         let in_use = copies_in_use(slots);
         let claims = self.claims(slots, library, &in_use, now_ns);
         // No decision about the warm stock frees these copies.

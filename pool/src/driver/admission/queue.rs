@@ -19,7 +19,7 @@ pub(in crate::driver) struct Pending {
     pub(in crate::driver) want: Want,
     /// Time of the call, in CLOCK_MONOTONIC nanoseconds.
     pub(in crate::driver) accepted_ns: u64,
-    /// A resume by traffic that waits for room.
+    /// It waits for room.
     pub(in crate::driver) awaits_room: bool,
 }
 
@@ -83,7 +83,7 @@ impl Queue {
         self.pending.is_empty()
     }
 
-    /// Number of resumes by traffic that wait for room.
+    /// Number of requests that wait for room.
     pub(in crate::driver) fn awaiting_room(&self) -> usize {
         self.pending.iter().filter(|p| p.awaits_room).count()
     }
