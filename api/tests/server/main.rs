@@ -16,6 +16,7 @@ mod memory;
 mod names;
 mod network;
 mod outside;
+mod pressure;
 mod process;
 mod reads;
 mod redo;
@@ -125,6 +126,9 @@ fn main() {
         memory::{
             kvm_the_server_is_in_a_control_group_of_its_own,
             kvm_the_group_of_a_replaced_server_is_removed_when_it_ends,
+        },
+        pressure::{
+            kvm_sandboxes_that_all_grow_at_once_lose_nothing,
         },
         network::{
             kvm_a_sandbox_reaches_what_its_policy_allows,
