@@ -83,8 +83,9 @@ impl Admission {
 
     /// Measures sandboxes and disks.
     pub(super) fn measure(&mut self, slots: &mut Slots, library: &Library) {
+        let measured = self.memory.measure(slots, library);
+        self.disks.measure(slots, &measured);
         self.disks.watch(slots);
-        self.memory.measure(slots, library);
         // Demand decays over time, and free memory may have changed.
         self.stock.has_changed = true;
     }

@@ -92,6 +92,8 @@ pub(crate) struct Entry {
     pub(crate) died: Option<String>,
     /// The VMM's private memory in bytes, as last measured; `None` before the first measurement.
     pub(crate) private: Option<u64>,
+    /// Bytes that its VM has written to its layer, as last measured.
+    pub(crate) written: u64,
     /// Whether its VM is stopped, because the host has no memory for its growth.
     pub(crate) is_stopped: bool,
     /// The kind of the slot's last start.
@@ -131,6 +133,7 @@ impl Entry {
             writes: RecordWrites::default(),
             died: None,
             private: None,
+            written: 0,
             is_stopped: false,
             start_for: StartFor::default(),
             save: 0,

@@ -333,7 +333,7 @@ impl Driver {
         drop_on_thread(entry.loaded.take());
         entry.on_disk = true;
         entry.lines = None;
-        entry.private = None;
+        (entry.private, entry.written) = (None, 0);
         self.jobs.release(&mut entry.record);
         entry.record.vmm = None;
         let serving = entry.serving.take();

@@ -171,8 +171,12 @@ impl MemoryLedger {
         Duration::from_nanos(self.decide_at_ns.saturating_sub(now_ns))
     }
 
-    /// Measures some of the running sandboxes, and updates the sizes of their templates.
-    pub(in crate::driver) fn measure(&mut self, slots: &mut Slots, library: &Library) {
+    /// Measures some of the running sandboxes, updates the sizes of their templates, and returns them.
+    pub(in crate::driver) fn measure(
+        &mut self,
+        slots: &mut Slots,
+        library: &Library,
+    ) -> Vec<SandboxId> {
         self.largest_growth -= self.largest_growth.div_ceil(GROWTH_FADES);
         let measured = self.measure_next(slots, MEASURED_AT_ONCE, 0);
         let measured: Vec<_> = measured.into_iter().map(|(id, _)| id).collect();
@@ -180,6 +184,7 @@ impl MemoryLedger {
         if self.pressure != Pressure::Full {
             self.estimate(slots, library, &measured);
         }
+        measured
     }
 
     /// Measures more of the running sandboxes, and returns those that grow beyond what they were promised.

@@ -5,17 +5,22 @@ use std::{
     fs,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use library::account::{Account, SetAside};
+use model::SandboxId;
 
 use crate::driver::{entry::Entry, slots::Slots};
 use crate::{
-    config::PoolConfig, host, policy::Space, slot::Stage, state::PauseMode, state_dir::SCRATCH,
+    config::PoolConfig,
+    host,
+    policy::{Sizes, Space, UNKNOWN, margin},
+    slot::Stage,
+    state::PauseMode,
+    state_dir::SCRATCH,
 };
 
-/// Bytes that a running sandbox is expected to write to its layer in addition to what it has already written.
-const LAYER: u64 = 32 << 20;
 /// Bytes that a save writes in addition to pages and blocks: state files, lists, manifest, record.
 const BESIDES: u64 = 8 << 20;
 
@@ -45,7 +50,13 @@ pub(in crate::driver) struct Disks {
     /// Whether state directory and layers are on the same disk.
     is_one: bool,
     reserve: u64,
-    layer_share: u64,
+    /// Maximum number of bytes that are set aside for the growth of one layer.
+    most: u64,
+    /// The measured sizes of the layers of all sandboxes. Like memory, a layer is expected to have the mean of its age.
+    sizes: Sizes,
+    /// Number of standard deviations by which the promised space exceeds the expected sum, and their bytes.
+    margin: u32,
+    margin_bytes: u64,
     /// Space that is set aside for files that jobs write into the state directory.
     pub(in crate::driver) account: Account,
     /// Whether a disk was below its reserve at the last check.
@@ -55,12 +66,17 @@ pub(in crate::driver) struct Disks {
 impl Disks {
     pub(in crate::driver) fn new(config: &PoolConfig) -> Self {
         let device = |dir: &Path| fs::metadata(dir).map(|meta| meta.dev()).ok();
-        let limit = config.limits.layer;
         Self {
             state: config.state.clone(),
             is_one: device(&config.state) == device(Path::new(SCRATCH)),
             reserve: config.disk_reserve.0,
-            layer_share: limit.map_or(LAYER, |limit| limit.0.min(LAYER)),
+            most: config
+                .limits
+                .layer
+                .map_or(UNKNOWN, |limit| limit.0.min(UNKNOWN)),
+            sizes: Sizes::default(),
+            margin: config.memory_margin,
+            margin_bytes: 0,
             account: Account::default(),
             is_low: false,
         }
@@ -68,15 +84,33 @@ impl Disks {
 
     /// Bytes that one more sandbox is expected to need on the disk of the layers.
     pub(in crate::driver) fn layer_share(&self) -> u64 {
-        self.layer_share
+        self.sizes.at(Duration::ZERO).mean.min(self.most)
+    }
+
+    /// Measures the layers of some running sandboxes.
+    pub(in crate::driver) fn measure(&mut self, slots: &mut Slots, ids: &[SandboxId]) {
+        let now = slots.clock.now();
+        let mut sizes = Vec::new();
+        for id in ids {
+            let Some(entry) = slots.get_mut(id) else {
+                continue;
+            };
+            let pid = entry.record.vmm.map_or(0, |vmm| vmm.pid);
+            entry.written = host::unlinked_bytes(pid).unwrap_or(entry.written);
+            sizes.push((entry.age(now), entry.written));
+        }
+        self.sizes.count(&sizes);
+        let writing = slots.values().filter(|e| writes(e));
+        let variance = writing.map(|e| self.sizes.at(e.age(now)).variance).sum();
+        self.margin_bytes = margin(self.margin, variance);
     }
 
     /// The disk of the layers.
     pub(in crate::driver) fn layers(&self, slots: &Slots) -> Space {
         let saved = |entry: &Entry| if self.is_one { to_save(entry) } else { 0 };
-        let promised = slots.values().map(|e| self.to_grow(e) + saved(e));
+        let saved = slots.values().map(saved).sum::<u64>();
         let aside = if self.is_one { self.account.aside() } else { 0 };
-        let promised = promised.sum::<u64>().saturating_add(aside);
+        let promised = self.to_grow(slots) + saved.saturating_add(aside);
         self.space(Path::new(SCRATCH), promised)
     }
 
@@ -88,8 +122,8 @@ impl Disks {
 
     /// Bytes that sandboxes may yet write to the disk of snapshots.
     fn promised(&self, slots: &Slots) -> u64 {
-        let grown = |entry: &Entry| if self.is_one { self.to_grow(entry) } else { 0 };
-        slots.values().map(|e| to_save(e) + grown(e)).sum()
+        let grown = if self.is_one { self.to_grow(slots) } else { 0 };
+        slots.values().map(to_save).sum::<u64>() + grown
     }
 
     /// Tells jobs how much space to leave for sandboxes.
@@ -105,14 +139,16 @@ impl Disks {
         }
     }
 
-    /// Bytes that are set aside for the growth of this slot's layer.
-    fn to_grow(&self, entry: &Entry) -> u64 {
-        match entry.slot.stage {
-            Stage::Running | Stage::Starting | Stage::Resuming(_) | Stage::Adopting => {
-                self.layer_share
-            }
-            _ => 0,
+    /// Bytes that are set aside for the growth of all layers.
+    fn to_grow(&self, slots: &Slots) -> u64 {
+        let now = slots.clock.now();
+        let (mut lacks, mut most) = (self.margin_bytes, 0);
+        for entry in slots.values().filter(|e| writes(e)) {
+            let expected = self.sizes.at(entry.age(now)).mean;
+            lacks += expected.saturating_sub(entry.written);
+            most += self.most;
         }
+        lacks.min(most)
     }
 
     /// Returns the number of bytes to set aside for saving a running sandbox. `layer` is the size of its template's
@@ -196,6 +232,14 @@ impl Disks {
             );
         }
     }
+}
+
+/// Whether the slot has a VM, or will have one, that writes to its layer.
+fn writes(entry: &Entry) -> bool {
+    matches!(
+        entry.slot.stage,
+        Stage::Running | Stage::Starting | Stage::Resuming(_) | Stage::Adopting
+    )
 }
 
 /// Bytes that are set aside for the save under way.
