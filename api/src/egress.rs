@@ -38,6 +38,7 @@ use ::egress::control::{Ask, Authority, Call, Flow, LISTENER, RuleOutcome, Way};
 use journal::EventLogError;
 use model::SandboxId;
 use netisolation::{ForbiddenAddresses, NetEvent};
+use tasks::boxed;
 use tokio::{
     net::UnixStream,
     sync::mpsc,
@@ -209,9 +210,9 @@ impl Prepared {
             ca_bundle,
             starts,
             processes,
-            supervisor: tasks.spawn(supervisor.run(answers, queue)),
+            supervisor: tasks.spawn(boxed(supervisor.run(answers, queue))),
         };
-        tasks.spawn(egress.clone().cut_paused(registry));
+        tasks.spawn(boxed(egress.clone().cut_paused(registry)));
         egress
     }
 }

@@ -36,6 +36,7 @@ use rest::{
     WebhookDeliveryGroup, WebhookUpdate,
 };
 use serde::{Deserialize, Serialize};
+use tasks::blocking;
 use tokio::{
     sync::{Notify, mpsc},
     task::JoinHandle,
@@ -44,9 +45,7 @@ use tokio::{
 pub(crate) use attempts::WantedAttempts;
 pub use hooks::HookError;
 
-use crate::{
-    auth::random_hex, blocking::blocking, egress::Refusal, registry::note::now, uuid::uuid,
-};
+use crate::{auth::random_hex, egress::Refusal, registry::note::now, uuid::uuid};
 use attempts::Attempts;
 use hooks::Hooks;
 use ledger::{Happened, Ledger, Names};
@@ -270,8 +269,8 @@ impl Events {
             refused: HashMap::new(),
         };
         Running {
-            owner: tokio::spawn(owner.run(found, opened.refusals)),
-            deliveries: tokio::spawn(deliver::run(
+            owner: tasks::spawn(owner.run(found, opened.refusals)),
+            deliveries: tasks::spawn(deliver::run(
                 self.clone(),
                 forbidden,
                 deliver::Pauses::default(),

@@ -41,7 +41,7 @@ pub mod telemetry;
 pub mod traces;
 
 mod agent;
-mod blocking;
+mod json;
 #[cfg(test)]
 mod namespace;
 mod shell;

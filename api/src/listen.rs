@@ -39,6 +39,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{setsockopt, sockopt};
+use tasks::{Task, boxed};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -254,7 +255,7 @@ impl<R: Routes> Server<R> {
                 Some(greeted) = self.greetings.join_next() => match greeted {
                     Ok(Some(Greeting::Forwarded(stream, peer, came))) => {
                         self.admit(peer, |shared, permit, phase| {
-                            conn::serve_forwarded(shared, stream, (peer, came), permit, phase)
+                            boxed(conn::serve_forwarded(shared, stream, (peer, came), permit, phase))
                         });
                     }
                     // If too many wait, the connection is closed, and the command reports that.
@@ -263,26 +264,24 @@ impl<R: Routes> Server<R> {
                 },
                 arrival = accept => match arrival {
                     Arrival::Public(stream, peer) => self.admit(peer, |shared, permit, phase| {
-                        conn::serve(shared, stream, peer, permit, phase)
+                        boxed(conn::serve(shared, stream, peer, permit, phase))
                     }),
                     Arrival::Cluster(stream, peer) => self.admit(peer, |shared, permit, phase| {
-                        conn::serve_node(shared, stream, peer, permit, phase)
+                        boxed(conn::serve_node(shared, stream, peer, permit, phase))
                     }),
                     Arrival::Internal(stream) => {
-                        self.greetings.spawn(internal::greeting(stream));
+                        self.greetings.spawn(boxed(internal::greeting(stream)));
                     }
                 },
             }
         }
     }
 
-    fn admit<F>(
+    fn admit(
         &mut self,
         peer: SocketAddr,
-        serve: impl FnOnce(Arc<Shared<R>>, permits::Permit, watch::Receiver<Phase>) -> F,
-    ) where
-        F: Future<Output = ()> + Send + 'static,
-    {
+        serve: impl FnOnce(Arc<Shared<R>>, permits::Permit, watch::Receiver<Phase>) -> Task,
+    ) {
         match self.permits.acquire(peer.ip()) {
             Ok(permit) => {
                 let connection = serve(Arc::clone(&self.shared), permit, self.phase.subscribe());

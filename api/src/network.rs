@@ -11,6 +11,7 @@ use netisolation::{
     MAX_TAPS, NetEvent, Resolver, ResolverConfig, ResolverSockets, Uplinks, follow, open_log,
 };
 use sha2::{Digest, Sha256};
+use tasks::{boxed, on_thread};
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::egress::{self, AlertSpec, Alerts, EgressSpec, Handed, Seat};
@@ -130,7 +131,7 @@ pub(crate) async fn open(
         bytes_per_s: spec.bytes_per_s,
         proxy: spec.proxy.is_some(),
     };
-    let opened = tokio::task::spawn_blocking(move || Isolation::open_with(&config, sockets)).await;
+    let opened = on_thread(move || Isolation::open_with(&config, sockets)).await;
     let (isolation, events) = opened.map_err(|e| NetworkError::Lost(e.to_string()))??;
     if let Some(why) = isolation.unlimited_proxy().filter(|_| spec.proxy.is_some()) {
         tracing::warn!(
@@ -205,11 +206,11 @@ fn resolve(
     };
     let resolver = Arc::new(Resolver::new(config, Hooks::of(isolation)));
     let (serving, stop) = watch::channel(false);
-    tasks.spawn(async move {
+    tasks.spawn(boxed(async move {
         if let Err(error) = resolver.serve(sockets, stop).await {
             tracing::error!(%error, "the DNS resolver of the sandboxes stopped: restart the server to resolve names again");
         }
-    });
+    }));
     Ok(Serving(serving))
 }
 

@@ -54,6 +54,7 @@ use cluster::{Cluster, ClusterError, Health, NodeId, NodeState, Route, Tagged, V
 use http_body_util::{BodyExt, Limited};
 use model::SandboxId;
 use serde::de::DeserializeOwned;
+use tasks::boxed;
 use tokio::sync::{Semaphore, watch};
 
 pub use client::{PeerClient, PeerError};
@@ -441,7 +442,9 @@ impl Peers {
         let mut answers = tokio::task::JoinSet::new();
         for node in self.others() {
             let (peers, request) = (self.clone(), question("POST", path, body.clone()));
-            answers.spawn(async move { (peers.ask::<T>(&node, request).await, node) });
+            answers.spawn(boxed(async move {
+                (peers.ask::<T>(&node, request).await, node)
+            }));
         }
         while let Some(done) = answers.join_next().await {
             match done {
@@ -464,7 +467,9 @@ impl Peers {
         let mut told = tokio::task::JoinSet::new();
         for node in self.others() {
             let answer = tell(self.clone(), node.clone());
-            told.spawn(async move { answer.await.map_err(|why| (node, why)) });
+            told.spawn(boxed(
+                async move { answer.await.map_err(|why| (node, why)) },
+            ));
         }
         let mut unconfirmed = Vec::new();
         while let Some(done) = told.join_next().await {

@@ -148,13 +148,13 @@ impl Registry {
             let id = sandbox.id.clone();
             if &*sandbox.note == machine::NOTE {
                 let pool = registry.pool.clone();
-                tokio::spawn(async move { pool.kill(&id).await });
+                tasks::spawn(async move { drop(pool.kill(&id).await) });
                 continue;
             }
             if let Err(why) = registry.view(sandbox) {
                 error!(sandbox = %id, why = %why, "cannot read the note of a sandbox: killing the sandbox");
                 let pool = registry.pool.clone();
-                tokio::spawn(async move { pool.kill(&id).await });
+                tasks::spawn(async move { drop(pool.kill(&id).await) });
             }
         }
         registry
@@ -362,7 +362,7 @@ impl Registry {
             return;
         }
         let (registry, id) = (self.clone(), route.id.clone());
-        tokio::spawn(async move {
+        tasks::spawn(async move {
             let until = renewal.until;
             let change = TimeoutChange::Renew { until };
             if let Err(why) = registry

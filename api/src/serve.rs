@@ -368,7 +368,7 @@ impl Start {
             gate: dispatch.gate(),
         };
         let tls = self.tls.map(|(config, renewal)| {
-            tokio::spawn(renewal.watch());
+            tasks::spawn(renewal.watch());
             config
         });
         let mut server = Server::new(
@@ -447,7 +447,7 @@ async fn next_turn(signals: &mut Signals, reloads: &mut Option<mpsc::Receiver<Re
 
 async fn lock(state: &Path) -> Result<StateLock, ServeError> {
     let state = state.to_owned();
-    let taken = tokio::task::spawn_blocking(move || StateLock::take(&state)).await;
+    let taken = tasks::on_thread(move || StateLock::take(&state)).await;
     let panicked = |e: tokio::task::JoinError| PoolError::Failed {
         what: "lock the state directory",
         why: e.to_string(),
@@ -511,9 +511,9 @@ fn stop(signal: &'static str, pool: &Pool) {
     );
     // `drain` refuses new sandboxes at once; `close` waits until pending changes have completed.
     let pool = pool.clone();
-    tokio::spawn(async move { pool.drain().await });
+    tasks::spawn(async move { pool.drain().await });
     if let Ok(mut again) = Signals::new() {
-        tokio::spawn(async move {
+        tasks::spawn(async move {
             let name = again.next().await;
             warn!(
                 signal = name,

@@ -33,7 +33,8 @@ use oci_image::{
     store::{Lease, StoreError},
 };
 use pool::{DiskSpec, Pool, PoolError, TemplateInfo, TemplateKind};
-use tokio::{sync::Semaphore, task::spawn_blocking};
+use tasks::on_thread;
+use tokio::sync::Semaphore;
 use tracing::warn;
 
 use super::{cancel::Cancel, key::Key, log::BuildLog};
@@ -135,7 +136,7 @@ impl Bases {
             local.or_insert_with(|| template.to_owned());
         }
         let of = dir.clone();
-        let index = spawn_blocking(move || Index::open(of)).await;
+        let index = on_thread(move || Index::open(of)).await;
         let bases = Self(Arc::new(Inner {
             pool,
             spec,
@@ -152,7 +153,7 @@ impl Bases {
         let all = bases.0.pool.templates().await.into_iter();
         let has_lost = (bases.0.index).forget_lost(&all.map(|template| template.id).collect());
         let opened = bases.clone();
-        tokio::spawn(async move {
+        tasks::spawn(async move {
             if has_lost {
                 opened.write().await;
             }
@@ -386,7 +387,7 @@ impl Bases {
 
     async fn write(&self) {
         let bases = self.clone();
-        let written = spawn_blocking(move || bases.0.index.write()).await;
+        let written = on_thread(move || bases.0.index.write()).await;
         if let Err(error) = written.map_err(std::io::Error::from).flatten() {
             warn!(%error, "cannot write the index of images: the next server recreates their templates");
         }
@@ -395,7 +396,7 @@ impl Bases {
     /// Converter and store. The error names the missing part and the remedy.
     async fn parts(&self) -> Result<Parts, String> {
         let inner = Arc::clone(&self.0);
-        let opened = spawn_blocking(move || {
+        let opened = on_thread(move || {
             inner.client();
             let mut store = inner.store.lock().unwrap_or_else(PoisonError::into_inner);
             let opened = match store.take() {

@@ -13,6 +13,7 @@ use std::{
 };
 
 use envd::{ClientError, ENVD_PORT, EndEvent, EnvdClient, ProcessEvent};
+use tasks::on_thread;
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::{
@@ -85,7 +86,7 @@ impl Guest {
         command: &Command,
     ) -> Result<(Captured, Result<(), CommandError>), CommandError> {
         let (vsock, command) = (self.vsock.clone(), command.clone());
-        let run = spawn_blocking(move || {
+        let run = on_thread(move || {
             let mut captured = Captured::default();
             let stream = connect(&vsock)?;
             let ended = follow(stream, &command, |event| captured.add(event));
@@ -101,7 +102,7 @@ impl Guest {
         lines: Lines,
     ) -> Result<Started, CommandError> {
         let vsock = self.vsock.clone();
-        let connected = spawn_blocking(move || connect(&vsock));
+        let connected = on_thread(move || connect(&vsock));
         let stream = self.unless_cancelled(join(connected)).await?;
         let lost = |error: io::Error| CommandError::Lost(error.to_string());
         let socket = stream.try_clone().map_err(lost)?;
@@ -120,7 +121,7 @@ impl Guest {
     /// Writes a file of the host to a path in the guest, owned by root.
     pub(super) async fn upload(&self, from: File, to: &str) -> Result<(), CommandError> {
         let (vsock, to) = (self.vsock.clone(), to.to_owned());
-        let upload = spawn_blocking(move || {
+        let upload = on_thread(move || {
             let mut agent = EnvdClient::over(connect(&vsock)?, UPLOAD);
             let sent = agent.upload_file(&to, from, Some("root"));
             sent.map_err(|error| command_error(error, UPLOAD))
@@ -132,7 +133,7 @@ impl Guest {
     /// status 200 and contains `expects`.
     pub(super) async fn request(&self, request: Request) -> Result<(), CommandError> {
         let vsock = self.vsock.clone();
-        let asked = spawn_blocking(move || ask(&vsock, &request));
+        let asked = on_thread(move || ask(&vsock, &request));
         self.unless_cancelled(join(asked)).await
     }
 

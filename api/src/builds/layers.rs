@@ -232,7 +232,7 @@ impl Layers {
             let bytes = lock(&shared.state).index.render(MAX_INDEX)?;
             replace(&shared.dir, INDEX, &bytes, Durability::Host)
         };
-        let written = tokio::task::spawn_blocking(write).await;
+        let written = tasks::on_thread(write).await;
         if let Err(error) = written.map_err(io::Error::from).flatten() {
             warn!(%error, "cannot write the cache of builds: a restart of the server loses its last entries");
         }
@@ -241,12 +241,12 @@ impl Layers {
     /// Removes disks from the pool in the background. After a failure, the next step tries again.
     fn remove(&self, disks: BTreeSet<String>) {
         // Without a runtime, the server is exiting. The next one removes them.
-        let Ok(runtime) = Handle::try_current() else {
+        if Handle::try_current().is_err() {
             return;
-        };
+        }
         for disk in disks {
             let cache = self.clone();
-            runtime.spawn(async move {
+            tasks::spawn(async move {
                 match cache.0.pool.remove_template(&disk).await {
                     Ok(()) | Err(PoolError::NoTemplate(_) | PoolError::Draining) => {}
                     Err(why) => {

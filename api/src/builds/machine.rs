@@ -153,11 +153,9 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         // Without a runtime, the server is exiting. The next one kills the VM.
-        if self.runs
-            && let Ok(runtime) = Handle::try_current()
-        {
+        if self.runs && Handle::try_current().is_ok() {
             let (pool, id) = (self.pool.clone(), self.id.clone());
-            runtime.spawn(async move { end(&pool, &id).await });
+            tasks::spawn(async move { end(&pool, &id).await });
         }
     }
 }

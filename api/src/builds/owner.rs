@@ -36,11 +36,11 @@ use super::{
     store::{Contents, KeptOrder, Store},
     uploads::Uploads,
 };
-use crate::blocking::blocking;
 pub(crate) use follow::{Copied, Made};
 pub use pool_side::Machinery;
 pub use redo::RedoSpec;
 use task::Owner;
+use tasks::{blocking, boxed};
 
 const REQUESTS: usize = 64;
 
@@ -178,7 +178,7 @@ impl Builds {
             catalog,
         );
         owner.show();
-        tasks.spawn(owner.run(inbox));
+        tasks.spawn(boxed(owner.run(inbox)));
         Self {
             requests,
             catalog: seen,

@@ -40,7 +40,7 @@ pub(super) fn run(args: ServeArgs) -> Result<(), Failure> {
         match loaded.and_then(|(config, layers)| prepare(&config, &layers, sockets)) {
             Ok(spec) => {
                 let served = serve::run(spec, predecessor).await;
-                let _flushed = tokio::task::spawn_blocking(traces::flush).await;
+                let _flushed = tasks::on_thread(traces::flush).await;
                 served.map_err(|why| ended(&why))
             }
             Err(why) => {

@@ -158,6 +158,6 @@ pub type App = Arc<Control>;
 pub(super) async fn on_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ApiError> {
-    let done = tokio::task::spawn_blocking(work).await;
+    let done = tasks::on_thread(work).await;
     done.map_err(|why| ApiError::Interrupted(why.to_string()))
 }

@@ -3,7 +3,6 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use axum::{
-    Json,
     body::Body as HttpBody,
     extract::{Path, Request, State},
     routing::MethodFilter,
@@ -38,6 +37,7 @@ use crate::{
         record::{BuildRecord, BuildState, Reason, TemplateRecord},
         request,
     },
+    json::Json,
     proxy,
 };
 

@@ -2,10 +2,7 @@
 
 use std::{io, time::Duration};
 
-use axum::{
-    Json,
-    response::{IntoResponse, Response},
-};
+use axum::response::{IntoResponse, Response};
 use cluster::ClusterError;
 use hyper::{
     StatusCode,
@@ -21,6 +18,7 @@ use crate::{
     auth::AuthError,
     builds::{grant::GrantError, owner::BuildsError, request::RequestError, uploads::UploadError},
     events::HookError,
+    json::Json,
     node::{NodeError, NotSettable},
     registry::{RegistryError, note::NoteError},
     secrets::SecretError,

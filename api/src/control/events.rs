@@ -6,7 +6,7 @@ use std::{
 };
 
 use ::egress::control::Call;
-use axum::{Json, extract::State, routing::MethodFilter};
+use axum::{extract::State, routing::MethodFilter};
 use envd::Timestamp;
 use netisolation::{Direction, NetEvent, Protocol};
 use rest::{LogEntry, LogLevel, NetworkCall, NetworkEvent};
@@ -18,7 +18,7 @@ use super::{
     error::ApiError,
     spread::Spread,
 };
-use crate::{auth::Scope, egress::time_of, telemetry::name_of_reason};
+use crate::{auth::Scope, egress::time_of, json::Json, telemetry::name_of_reason};
 
 const READ: Access = Access::Key(Scope::SandboxesRead);
 

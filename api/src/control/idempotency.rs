@@ -179,7 +179,7 @@ async fn once(
     match table.enter(&asked, Instant::now())? {
         Entered::First(sender, outcome) => {
             let (table, kept) = (Arc::clone(table), outcome.clone());
-            tokio::spawn(traces::carry(async move {
+            tasks::spawn(traces::carry(async move {
                 let Ok(answer) = read(run.await).await else {
                     return;
                 };

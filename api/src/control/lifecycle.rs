@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use axum::{Json, extract::State, routing::MethodFilter};
+use axum::{extract::State, routing::MethodFilter};
 use hyper::StatusCode;
 use pool::{PauseMode, SandboxState, TimeoutChange, Wake};
 use rest::{
@@ -20,7 +20,7 @@ use super::{
     timeout::{TIMEOUT_S, timeout},
     wire,
 };
-use crate::{agent, auth::Scope};
+use crate::{agent, auth::Scope, json::Json};
 
 const WRITE: Access = Access::Key(Scope::SandboxesWrite);
 /// Time limit of the agent's health check.

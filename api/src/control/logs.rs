@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, io::SeekFrom, path::Path};
 
-use axum::{Json, extract::State, routing::MethodFilter};
+use axum::{extract::State, routing::MethodFilter};
 use envd::Timestamp;
 use netisolation::NetEvent;
 use rest::{LogEntry, LogLevel, LogLine, SandboxLogs, SandboxLogsV2};
@@ -19,7 +19,7 @@ use super::{
     query::Query,
     spread::Spread,
 };
-use crate::{auth::Scope, registry::History};
+use crate::{auth::Scope, json::Json, registry::History};
 
 const READ: Access = Access::Key(Scope::SandboxesRead);
 /// Maximum number of bytes that are read from the end of a console file.

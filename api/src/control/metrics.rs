@@ -1,6 +1,6 @@
 //! Resource usage of sandboxes. It is measured on the host, so that measuring does not wake an idle guest.
 
-use axum::{Json, extract::State, routing::MethodFilter};
+use axum::{extract::State, routing::MethodFilter};
 use rest::{SandboxMetric, SandboxesWithMetrics};
 
 use super::{
@@ -14,7 +14,7 @@ use super::{
         Spread::{BySandbox, List},
     },
 };
-use crate::auth::Scope;
+use crate::{auth::Scope, json::Json};
 
 const READ: Access = Access::Key(Scope::SandboxesRead);
 /// Maximum number of sandbox ids in one request.

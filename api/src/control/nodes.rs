@@ -1,6 +1,6 @@
 //! Nodes: this host, and the other nodes of its cluster.
 
-use axum::{Json, extract::State, routing::MethodFilter};
+use axum::{extract::State, routing::MethodFilter};
 use cluster::{NodeId, NodeState};
 use envd::Timestamp;
 use hyper::StatusCode;
@@ -17,6 +17,7 @@ use super::{
 use crate::{
     auth::Scope,
     builds::record::BuildState,
+    json::Json,
     node::{self, settable},
     peers::{Peers, state_of, status_of},
 };

@@ -12,7 +12,6 @@ use std::{
 };
 
 use axum::{
-    Json,
     extract::{Path, State},
     response::IntoResponse,
     routing::MethodFilter,
@@ -27,7 +26,7 @@ use super::{
     error::ApiError,
     spread::Spread,
 };
-use crate::auth::Scope;
+use crate::{auth::Scope, json::Json};
 
 const FILE: &str = "report.json";
 /// Maximum number of listed reports. The newest are listed.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use axum::{Extension, Json, extract::State, routing::MethodFilter};
+use axum::{Extension, extract::State, routing::MethodFilter};
 use envd::Timestamp;
 use hyper::{HeaderMap, StatusCode, header::HeaderValue};
 use pool::{OnTimeout, PauseMode, SandboxState as PoolState};
@@ -29,6 +29,7 @@ use super::{
 use crate::{
     auth::{Granted, Scope},
     builds::catalog::Catalog,
+    json::Json,
     network::EgressConfig,
     registry::{NewLease, Token, View},
     traces,

@@ -6,7 +6,7 @@
 //! The response to a change is sent when the other nodes of the cluster have it, or after three seconds
 //! ([`crate::peers`]).
 
-use axum::{Json, extract::State, routing::MethodFilter};
+use axum::{extract::State, routing::MethodFilter};
 use envd::Timestamp;
 use hyper::{HeaderMap, StatusCode};
 use rest::{NewSecret, Secret as OnWire, SecretUpdate};
@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     auth::Scope,
+    json::Json,
     registry::note::now,
     secrets::{Secret, SecretError, Secrets},
 };

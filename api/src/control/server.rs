@@ -1,6 +1,6 @@
 //! Routes of the server itself: health, metrics, OpenAPI document, team.
 
-use axum::{Json, extract::State, response::IntoResponse, routing::MethodFilter};
+use axum::{extract::State, response::IntoResponse, routing::MethodFilter};
 use envd::Timestamp;
 use hyper::{
     HeaderMap, StatusCode,
@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     auth::Scope,
+    json::Json,
     telemetry::{EgressStats, Tables},
 };
 

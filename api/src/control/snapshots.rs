@@ -1,6 +1,6 @@
 //! Snapshots and forks of sandboxes.
 
-use axum::{Json, extract::State, routing::MethodFilter};
+use axum::{extract::State, routing::MethodFilter};
 use hyper::{HeaderMap, StatusCode};
 use pool::{TemplateInfo, TemplateKind};
 use rest::{ForkRequest, ForkResult, SnapshotInfo, SnapshotRequest};
@@ -20,7 +20,7 @@ use super::{
     timeout::timeout,
     wire,
 };
-use crate::{auth::Scope, builds::owner::BuildsError};
+use crate::{auth::Scope, builds::owner::BuildsError, json::Json};
 
 const WRITE: Access = Access::Key(Scope::SandboxesWrite);
 const READ: Access = Access::Key(Scope::TemplatesRead);

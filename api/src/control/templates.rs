@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use axum::{Json, extract::State, routing::MethodFilter};
+use axum::{extract::State, routing::MethodFilter};
 use envd::Timestamp;
 use hyper::{HeaderMap, StatusCode};
 use model::hex;
@@ -36,6 +36,7 @@ use crate::{
         record::{BuildRecord, BuildState, TemplateRecord},
         request::DEFAULT_TAG,
     },
+    json::Json,
     uuid::uuid,
 };
 

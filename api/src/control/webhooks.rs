@@ -2,7 +2,7 @@
 //!
 //! A webhook sends the metadata of every sandbox to a URL, so the scopes of sandboxes apply.
 
-use axum::{Json, extract::State, routing::MethodFilter};
+use axum::{extract::State, routing::MethodFilter};
 use envd::Timestamp;
 use hyper::StatusCode;
 use model::clock;
@@ -23,6 +23,7 @@ use super::{
 use crate::{
     auth::Scope,
     events::{Events, HookError, Kind, MAX_LISTED, Wanted, WantedAttempts},
+    json::Json,
 };
 
 const READ: Access = Access::Key(Scope::SandboxesRead);

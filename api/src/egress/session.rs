@@ -198,7 +198,7 @@ async fn read_all<A: Answers>(
                     continue;
                 };
                 let (answers, send) = (Arc::clone(&answers), send.clone());
-                tokio::spawn(async move {
+                tasks::spawn(async move {
                     adopted(&*answers, peer).await;
                     let _ = send.send(Reply::Flow { id, peer }).await;
                     drop(place);
@@ -214,7 +214,7 @@ async fn read_all<A: Answers>(
                     return SessionError::Closed;
                 };
                 let (answers, send) = (Arc::clone(&answers), send.clone());
-                tokio::spawn(async move {
+                tasks::spawn(async move {
                     let outcome = match answers.sandbox(peer) {
                         Some(sandbox) => answers.rule(sandbox, host, ask).await,
                         None => RuleOutcome::Failed {
@@ -232,7 +232,7 @@ async fn read_all<A: Answers>(
                     return SessionError::Closed;
                 };
                 let (answers, send) = (Arc::clone(&answers), send.clone());
-                tokio::spawn(async move {
+                tasks::spawn(async move {
                     let way = match answers.sandbox(peer) {
                         Some(sandbox) => answers.way(sandbox).await,
                         None => Way::Failed {

@@ -15,6 +15,7 @@ use pool::UnixMs;
 use rest::{DeliveryError, DeliveryStatus, LifecycleEvent, WebhookDelivery};
 use ring::hmac;
 use sha2::{Digest, Sha256};
+use tasks::{boxed, on_thread};
 use tokio::{sync::Semaphore, task::JoinSet};
 use tracing::{debug, warn};
 
@@ -61,7 +62,7 @@ pub(super) async fn run(events: Events, forbidden: ForbiddenAddresses, pauses: P
             busy.push(hook.id.clone());
             let (events, permits) = (events.clone(), Arc::clone(&permits));
             let (forbidden, pauses) = (forbidden.clone(), pauses.clone());
-            batches.spawn(async move {
+            batches.spawn(boxed(async move {
                 let mut posts = JoinSet::new();
                 for entry in batch {
                     let delivery = Delivery {
@@ -69,19 +70,15 @@ pub(super) async fn run(events: Events, forbidden: ForbiddenAddresses, pauses: P
                         hook: hook.clone(),
                         forbidden: forbidden.clone(),
                     };
-                    posts.spawn(deliver(
-                        delivery,
-                        entry,
-                        Arc::clone(&permits),
-                        pauses.clone(),
-                    ));
+                    let post = deliver(delivery, entry, Arc::clone(&permits), pauses.clone());
+                    posts.spawn(boxed(post));
                 }
                 posts.join_all().await;
                 Done {
                     hook: hook.id,
                     number,
                 }
-            });
+            }));
         }
         tokio::select! {
             () = events.0.news.notified() => {}
@@ -165,9 +162,8 @@ async fn deliver(delivery: Delivery, entry: Arc<Entry>, permits: Arc<Semaphore>,
         let (url, body, forbidden) = (Arc::clone(&url), Arc::clone(&body), forbidden.clone());
         let headers = headers(&hook, &entry.event.id, now() / 1000, &body);
         let (at, began) = (now(), Instant::now());
-        let posted = tokio::task::spawn_blocking(move || {
-            url.post(JSON, &headers, &body, |to| forbidden.check_connection(to))
-        });
+        let posted =
+            on_thread(move || url.post(JSON, &headers, &body, |to| forbidden.check_connection(to)));
         let posted = posted.await;
         if let Ok(posted) = &posted {
             let took = began.elapsed();

@@ -238,24 +238,26 @@ impl HttpBody for TrackedBody {
 }
 
 /// A client's stream: TCP, TLS over TCP, or a unix stream from a forwarding process.
-pub(super) trait AsTcpStream {
+pub(super) trait ClientStream:
+    AsyncRead + AsyncWrite + std::fmt::Debug + Send + Unpin
+{
     /// `None` if not TCP.
     fn tcp(&self) -> Option<&TcpStream>;
 }
 
-impl AsTcpStream for TcpStream {
+impl ClientStream for TcpStream {
     fn tcp(&self) -> Option<&TcpStream> {
         Some(self)
     }
 }
 
-impl AsTcpStream for TlsStream<TcpStream> {
+impl ClientStream for TlsStream<TcpStream> {
     fn tcp(&self) -> Option<&TcpStream> {
         Some(self.get_ref().0)
     }
 }
 
-impl AsTcpStream for UnixStream {
+impl ClientStream for UnixStream {
     fn tcp(&self) -> Option<&TcpStream> {
         None
     }
@@ -263,12 +265,13 @@ impl AsTcpStream for UnixStream {
 
 /// A stream that records its reads and writes in the connection's [`Activity`].
 #[derive(Debug)]
-pub(super) struct TrackedStream<S: AsTcpStream> {
-    stream: S,
+pub(super) struct TrackedStream {
+    /// Boxed, so that hyper's connections are compiled once.
+    stream: Box<dyn ClientStream>,
     activity: Arc<Activity>,
 }
 
-impl<S: AsTcpStream> Drop for TrackedStream<S> {
+impl Drop for TrackedStream {
     /// Resets the connection after a response that was cut short. If the stream merely ended, clients would report a
     /// server error. After a reset, they check whether the sandbox was killed. The reset discards unsent data. A
     /// forwarding process sees the end of an incomplete response and resets its client's connection.
@@ -287,8 +290,8 @@ impl<S: AsTcpStream> Drop for TrackedStream<S> {
     }
 }
 
-impl<S: AsTcpStream> TrackedStream<S> {
-    pub(super) fn new(stream: S, activity: Arc<Activity>) -> Self {
+impl TrackedStream {
+    pub(super) fn new(stream: Box<dyn ClientStream>, activity: Arc<Activity>) -> Self {
         Self { stream, activity }
     }
 
@@ -300,7 +303,7 @@ impl<S: AsTcpStream> TrackedStream<S> {
     }
 }
 
-impl<S: AsyncRead + AsTcpStream + Unpin> AsyncRead for TrackedStream<S> {
+impl AsyncRead for TrackedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -315,7 +318,7 @@ impl<S: AsyncRead + AsTcpStream + Unpin> AsyncRead for TrackedStream<S> {
     }
 }
 
-impl<S: AsyncWrite + AsTcpStream + Unpin> AsyncWrite for TrackedStream<S> {
+impl AsyncWrite for TrackedStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -11,15 +11,14 @@ use std::task::Poll;
 
 use axum::http::{HeaderValue, Request, StatusCode, Version, header};
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tokio_rustls::TlsAcceptor;
 
-use super::activity::{Activity, AsTcpStream, Overdue, TrackedBody, TrackedStream};
+use super::activity::{Activity, ClientStream, Overdue, TrackedBody, TrackedStream};
 use super::limits::{FIELDS, HEAD, STREAMS};
 use super::permits::Permit;
 use super::{Came, Shared, limits::Limits};
@@ -64,7 +63,7 @@ pub(super) async fn serve_forwarded<R: Routes>(
     permit: Permit,
     phase: watch::Receiver<Phase>,
 ) {
-    let served = serve_http(&server, stream, (peer, came), &permit, phase);
+    let served = serve_http(&server, Box::new(stream), (peer, came), &permit, phase);
     until_evicted(&permit, peer, served).await;
 }
 
@@ -104,7 +103,7 @@ async fn open_node<R: Routes>(
             let chain = stream.get_ref().1.peer_certificates();
             let certificate = chain.and_then(<[_]>::first).cloned();
             let came = Came::Node(Arc::new(Peer::new(certificate.map(|c| c.into_owned()))));
-            serve_http(server, stream, (peer, came), permit, phase).await;
+            serve_http(server, Box::new(stream), (peer, came), permit, phase).await;
         }
         Ok(Err(error)) => tracing::warn!(%peer, %error, "TLS handshake with another node failed"),
         Err(_) => tracing::debug!(%peer, "TLS handshake with another node timed out"),
@@ -135,11 +134,13 @@ async fn open<R: Routes>(
         return;
     }
     let Some(tls) = &server.tls else {
+        let stream = Box::new(stream);
         return serve_http(server, stream, (peer, Came::Client), permit, phase).await;
     };
     let handshake = tokio::time::timeout(server.limits.handshake, tls.accept(stream));
     match handshake.await {
         Ok(Ok(stream)) => {
+            let stream = Box::new(stream);
             serve_http(server, stream, (peer, Came::Client), permit, phase).await;
         }
         Ok(Err(error)) => tracing::debug!(%peer, %error, "TLS handshake failed"),
@@ -147,15 +148,13 @@ async fn open<R: Routes>(
     }
 }
 
-async fn serve_http<R: Routes, S>(
+async fn serve_http<R: Routes>(
     server: &Arc<Shared<R>>,
-    stream: S,
+    stream: Box<dyn ClientStream>,
     (peer, came): (SocketAddr, Came),
     permit: &Permit,
     phase: watch::Receiver<Phase>,
-) where
-    S: AsyncRead + AsyncWrite + AsTcpStream + Unpin + Send + 'static,
-{
+) {
     let activity = permit.activity();
     activity.note_opened();
     let io = TokioIo::new(TrackedStream::new(stream, Arc::clone(activity)));
@@ -224,8 +223,18 @@ async fn serve_http<R: Routes, S>(
     }
 }
 
-fn protocols() -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
+/// Starts hyper's tasks, of which there is one per HTTP/2 stream.
+#[derive(Clone, Copy, Debug)]
+struct Executor;
+
+impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Executor {
+    fn execute(&self, task: F) {
+        tasks::spawn(task);
+    }
+}
+
+fn protocols() -> auto::Builder<Executor> {
+    let mut builder = auto::Builder::new(Executor);
     builder
         .http1()
         .timer(TokioTimer::new())

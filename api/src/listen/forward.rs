@@ -89,7 +89,7 @@ async fn dial(
         .handshake(TokioIo::new(stream))
         .await
         .map_err(DialError::Unusable)?;
-    tokio::spawn(async move {
+    tasks::spawn(async move {
         if let Err(error) = connection.with_upgrades().await {
             tracing::debug!(%error, "a connection to the successor failed");
         }

@@ -186,7 +186,7 @@ async fn secure(
         let why = format!("the host at {address} does not have the key of the member {node}");
         return Err(io::Error::other(why));
     }
-    Ok(Stream(TokioIo::new(stream)))
+    Ok(Stream::new(stream))
 }
 
 impl tower_service::Service<Uri> for Dialer {
@@ -206,6 +206,12 @@ impl tower_service::Service<Uri> for Dialer {
 /// A connection to a node.
 #[derive(Debug)]
 pub(super) struct Stream(TokioIo<TlsStream<TcpStream>>);
+
+impl Stream {
+    pub(super) fn new(stream: TlsStream<TcpStream>) -> Self {
+        Self(TokioIo::new(stream))
+    }
+}
 
 impl Connection for Stream {
     fn connected(&self) -> Connected {

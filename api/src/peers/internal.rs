@@ -23,7 +23,7 @@
 use std::sync::Arc;
 
 use axum::{
-    Extension, Json, Router,
+    Extension, Router,
     body::Bytes,
     extract::{DefaultBodyLimit, Path, State},
     response::{IntoResponse, Response},
@@ -49,6 +49,7 @@ use super::{
 use crate::{
     builds::run::Executor,
     control::{ApiError, App, own_node},
+    json::Json,
     secrets::merge::{Batch, Stamps},
 };
 

@@ -14,11 +14,11 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use axum::body::Body;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use cluster::{Applicant, ClusterError, HomeSlot, Member, NodeId};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::{Request, body::Bytes, client::conn::http1};
-use hyper_util::rt::TokioIo;
+use http_body_util::{BodyExt, Limited};
+use hyper::{Request, client::conn::http1};
 use model::hex;
 use pki::KeyPair;
 use rustls::{
@@ -34,6 +34,7 @@ use tokio_rustls::TlsConnector;
 
 use super::{
     authority::{Authority, AuthorityError, host_name, key_sum},
+    client::Stream,
     settings::{Dir, ETCD_ROOT, Settings, SettingsError, Shared},
     tls::{OWN, PeerTlsError, certificates},
 };
@@ -409,14 +410,12 @@ async fn ask(token: &Token, body: Vec<u8>) -> Result<Signed, JoinError> {
     let connector = TlsConnector::from(Arc::new(config));
     let stream = connector.connect(name, stream).await.map_err(unreachable)?;
     let other = |why: hyper::Error| unreachable(io::Error::other(why));
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
-        .await
-        .map_err(other)?;
-    tokio::spawn(connection);
+    let (mut sender, connection) = http1::handshake(Stream::new(stream)).await.map_err(other)?;
+    tasks::spawn(async move { drop(connection.await) });
     let request = Request::post("/cluster/join")
         .header("host", "node.cube.internal")
         .header("content-type", "application/json")
-        .body(Full::new(Bytes::from(body)))
+        .body(Body::from(body))
         .map_err(|why| unreachable(io::Error::other(why)))?;
     let response = sender.send_request(request).await.map_err(other)?;
     let status = response.status();

@@ -45,6 +45,7 @@ use std::{
 use cluster::{Holding, MoveHalt, NodeId, OwnerError};
 use model::SandboxId;
 use pool::{Pool, PoolError};
+use tasks::boxed;
 use tokio::{
     sync::{oneshot, watch},
     task::JoinSet,
@@ -180,7 +181,7 @@ impl Moves {
         let tasks = self.0.tasks.lock();
         if let Some(tasks) = tasks.unwrap_or_else(PoisonError::into_inner).as_mut() {
             while tasks.try_join_next().is_some() {}
-            tasks.spawn(task);
+            tasks.spawn(boxed(task));
         }
     }
 

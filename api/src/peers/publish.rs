@@ -134,7 +134,7 @@ pub(crate) async fn follow_status(peers: Peers, node: OwnNode) {
         if known != Some(state) {
             known = Some(state);
             let node = node.clone();
-            let set = tokio::task::spawn_blocking(move || node.set(status_of(state))).await;
+            let set = tasks::on_thread(move || node.set(status_of(state))).await;
             if let Ok(Err(why)) = set {
                 tracing::error!(why = %model::chain(&why), "cannot store this node's status");
             }

@@ -18,6 +18,7 @@ use crate::{
     auth::{Authenticator, KeyRecord},
     secrets::Secrets,
 };
+use tasks::boxed;
 
 /// Polling interval of each node.
 const LOOK: Duration = Duration::from_secs(2);
@@ -146,7 +147,7 @@ pub(crate) async fn watch(peers: Peers, authenticator: Arc<Authenticator>, secre
         // Runs concurrently with the next polls, so that revoking a key does not wait for secrets.
         while pulls.try_join_next().is_some() {}
         if pulls.is_empty() && !others.is_empty() {
-            pulls.spawn(pull(peers.clone(), secrets.clone(), others));
+            pulls.spawn(boxed(pull(peers.clone(), secrets.clone(), others)));
         }
         tokio::time::sleep(LOOK).await;
     }
@@ -176,10 +177,10 @@ async fn look(peers: &Peers, secrets: &Secrets) -> Vec<NodeId> {
     let mut asked = tokio::task::JoinSet::new();
     for node in peers.others() {
         let peers = peers.clone();
-        asked.spawn(async move {
+        asked.spawn(boxed(async move {
             let question = question("GET", "/cluster/state", Vec::new());
             (peers.ask::<PeerState>(&node, question).await, node)
-        });
+        }));
     }
     while let Some(done) = asked.join_next().await {
         match done {

@@ -13,13 +13,11 @@ use std::{io, time::Duration};
 
 use hyper::StatusCode;
 use model::clock::unix_ms;
+use tasks::blocking;
 use zeroize::Zeroizing;
 
 use super::{ASK, MAX_ANSWER, MAX_REFUSAL, Peers, question};
-use crate::{
-    blocking::blocking,
-    secrets::{Secrets, merge::Batch},
-};
+use crate::secrets::{Secrets, merge::Batch};
 use cluster::NodeId;
 
 /// How long to wait for other nodes to confirm a change.

@@ -36,11 +36,11 @@ use std::{
 use cluster::{NodeId, NodeState};
 use model::clock::unix_ms;
 use rest::NodeStatus;
+use tasks::{blocking, boxed};
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{PeerError, Peers, deleted::Deleted, question, settings::Dir};
 use crate::{
-    blocking::blocking,
     builds::{
         owner::{Builds, BuildsError, Copied},
         run::Executor,
@@ -195,7 +195,9 @@ pub(crate) async fn follow(peers: Peers, parts: Parts) {
             && let Some(next) = next(&peers, &plan.missing, &failed)
         {
             let (peers, parts, next) = (peers.clone(), parts.clone(), next.clone());
-            copies.spawn(async move { (take::take(&peers, &parts, &next).await, next) });
+            copies.spawn(boxed(async move {
+                (take::take(&peers, &parts, &next).await, next)
+            }));
         }
         let is_behind = peers.is_behind(&parts.builds);
         soon = if is_behind { soon + 1 } else { 0 };
@@ -221,7 +223,9 @@ async fn ask_all(peers: &Peers, shelves: &mut BTreeMap<NodeId, Shelf>) -> BTreeS
     for node in peers.others() {
         let known = shelves.get(&node).cloned();
         let peers = peers.clone();
-        asked.spawn(async move { (ask_one(&peers, &node, known).await, node) });
+        asked.spawn(boxed(
+            async move { (ask_one(&peers, &node, known).await, node) },
+        ));
     }
     let mut answered = BTreeSet::new();
     while let Some(done) = asked.join_next().await {

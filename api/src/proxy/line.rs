@@ -33,16 +33,21 @@ impl Line {
     }
 }
 
+/// A connection to a sandbox: a unix stream, or TLS over one.
+pub(super) trait GuestStream: AsyncRead + AsyncWrite + AsRawFd + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + AsRawFd + Send + Unpin> GuestStream for S {}
+
 /// A stream that notes its first write of each request.
-#[derive(Debug)]
-pub(super) struct LineStream<S> {
-    stream: S,
+pub(super) struct LineStream {
+    /// Boxed, so that hyper's connections are compiled once.
+    stream: Box<dyn GuestStream>,
     line: Arc<Line>,
 }
 
-impl<S: AsyncWrite + AsRawFd + Unpin> LineStream<S> {
+impl LineStream {
     /// `stream` must be newly opened.
-    pub(super) fn new(stream: S) -> (Self, Arc<Line>) {
+    pub(super) fn new(stream: Box<dyn GuestStream>) -> (Self, Arc<Line>) {
         let is_used = AtomicBool::new(true);
         let line = Arc::new(Line { is_used });
         let shared = Arc::clone(&line);
@@ -51,12 +56,12 @@ impl<S: AsyncWrite + AsRawFd + Unpin> LineStream<S> {
 
     fn poll_first(
         &mut self,
-        write: impl FnOnce(Pin<&mut S>) -> Poll<io::Result<usize>>,
+        write: impl FnOnce(Pin<&mut dyn GuestStream>) -> Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
         if !self.line.is_used() {
             check_open(self.stream.as_raw_fd())?;
         }
-        let written = ready!(write(Pin::new(&mut self.stream)))?;
+        let written = ready!(write(Pin::new(&mut *self.stream)))?;
         self.line.is_used.store(true, Ordering::Release);
         Poll::Ready(Ok(written))
     }
@@ -72,7 +77,7 @@ fn check_open(socket: RawFd) -> io::Result<()> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for LineStream<S> {
+impl AsyncRead for LineStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -82,7 +87,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for LineStream<S> {
     }
 }
 
-impl<S: AsyncWrite + AsRawFd + Unpin> AsyncWrite for LineStream<S> {
+impl AsyncWrite for LineStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -10,7 +10,7 @@ const BUFFER: usize = 64 << 10;
 /// Joins two connections. Each side may close its sending direction while the other continues to send; a slow reader
 /// slows the sender down. `held` is kept until both directions have ended.
 pub(crate) fn join(client: OnUpgrade, sandbox: OnUpgrade, held: impl Send + 'static) {
-    tokio::spawn(async move {
+    tasks::spawn(async move {
         let (client, sandbox) = match tokio::try_join!(client, sandbox) {
             Ok(both) => both,
             Err(error) => {

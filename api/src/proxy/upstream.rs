@@ -12,7 +12,6 @@
 //! bounded.
 
 use std::io;
-use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,11 +22,11 @@ use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 
-use super::line::{Line, LineStream};
+use super::line::{GuestStream, Line, LineStream};
 use super::tls;
 use super::upload::Upload;
 use crate::registry::Route;
@@ -125,17 +124,15 @@ pub(super) async fn dial(route: &Route, port: u16) -> Result<Sender, DialError> 
     let limited = tokio::time::timeout(DIAL_LIMIT, open(&route.vsock, port));
     let stream = limited.await.map_err(|_| DialError::TimedOut)??;
     if !route.https_ports.contains(&port) {
-        return over(stream).await;
+        return over(Box::new(stream)).await;
     }
     let secured = tokio::time::timeout(DIAL_LIMIT, tls::connect(stream)).await;
     let secured = secured.map_err(|_| DialError::TimedOut)?;
-    over(secured.map_err(DialError::Tls)?).await
+    over(Box::new(secured.map_err(DialError::Tls)?)).await
 }
 
 /// Starts HTTP on a connection.
-async fn over(
-    stream: impl AsyncRead + AsyncWrite + AsRawFd + Send + Unpin + 'static,
-) -> Result<Sender, DialError> {
+async fn over(stream: Box<dyn GuestStream>) -> Result<Sender, DialError> {
     let (stream, line) = LineStream::new(stream);
     let (http, connection) = http1::Builder::new()
         .max_headers(FIELDS_MAX)
@@ -146,7 +143,7 @@ async fn over(
         .handshake(TokioIo::new(stream))
         .await
         .map_err(DialError::Unusable)?;
-    let connection = tokio::spawn(async move {
+    let connection = tasks::spawn(async move {
         // The error is logged only: the caller of the in-flight request gets it as well.
         if let Err(error) = connection.with_upgrades().await {
             tracing::debug!(%error, "a connection to a sandbox failed");

@@ -5,6 +5,7 @@ use std::{io, path::Path, sync::Arc, time::Duration};
 
 use netisolation::{Isolation, ResolverSockets};
 use pool::{Ids, OnClose, Pool, StateLock};
+use tasks::{boxed, on_thread};
 use tokio::{sync::mpsc, task::JoinSet};
 
 use super::{BuildsSpec, ServeError, ServeSpec};
@@ -134,13 +135,13 @@ impl Engine {
             egress: egress.clone(),
             alerts,
         };
-        tasks.spawn(registry.clone().forget_ended(ended, followers));
-        tasks.spawn(sample_all(registry.clone()));
+        tasks.spawn(boxed(registry.clone().forget_ended(ended, followers)));
+        tasks.spawn(boxed(sample_all(registry.clone())));
         if !authenticator.is_open() {
-            tasks.spawn(watch_keys(keys, authenticator.clone()));
+            tasks.spawn(boxed(watch_keys(keys, authenticator.clone())));
         }
         let node = OwnNode::open(spec.node.clone(), &state)?;
-        tasks.spawn(node.clone().measure());
+        tasks.spawn(boxed(node.clone().measure()));
         let stored = open_builds(&state, disk_reserve.0, &spec.builds);
         let (stored, uploads, authority) = stored.map_err(ServeError::Builds)?;
         let images = state.join("builds").join("images");
@@ -195,7 +196,7 @@ impl Engine {
         });
         let proxy = Proxy::new(registry);
         let tended = proxy.clone();
-        tasks.spawn(async move { tended.close_expired().await });
+        tasks.spawn(boxed(async move { tended.close_expired().await }));
         let mut engine = Self {
             pool,
             builds,
@@ -213,19 +214,19 @@ impl Engine {
         };
         let tasks = &mut engine.tasks;
         let (pool, builds) = (engine.pool.clone(), engine.builds.clone());
-        tasks.spawn(publish(peers.clone(), pool, builds, node.clone()));
-        tasks.spawn(follow_status(peers.clone(), node.clone()));
+        tasks.spawn(boxed(publish(peers.clone(), pool, builds, node.clone())));
+        tasks.spawn(boxed(follow_status(peers.clone(), node.clone())));
         let parts = Parts {
             builds: engine.builds.clone(),
             executor: executor.clone(),
             node,
             dir: state.join("builds").join("copies"),
         };
-        tasks.spawn(templates::follow(peers.clone(), parts));
-        tasks.spawn(log_events(peers.clone()));
-        tasks.spawn(renew(peers.clone()));
-        tasks.spawn(watch_roster(peers.clone(), authenticator, secrets));
-        tasks.spawn(tend(moves.clone()));
+        tasks.spawn(boxed(templates::follow(peers.clone(), parts)));
+        tasks.spawn(boxed(log_events(peers.clone())));
+        tasks.spawn(boxed(renew(peers.clone())));
+        tasks.spawn(boxed(watch_roster(peers.clone(), authenticator, secrets)));
+        tasks.spawn(boxed(tend(moves.clone())));
         let internal = internal_router(app, peers.clone(), moves.clone(), executor);
         Ok((engine, backend.with_peers(peers, moves, internal)))
     }
@@ -277,7 +278,7 @@ impl Engine {
             );
         }
         // Joins threads. Programs, policies, ready TAPs and the resolver's device stay for the next process.
-        let dropped = tokio::task::spawn_blocking(move || drop(isolation)).await;
+        let dropped = on_thread(move || drop(isolation)).await;
         if let Err(error) = dropped {
             tracing::error!(%error, "cannot close the network of the sandboxes");
         }

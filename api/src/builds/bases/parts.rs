@@ -11,7 +11,7 @@ use oci_image::{
     ConvertError, Converter, Limits, Program, Pulled, Resources, Store,
     store::{Lease, StoreError},
 };
-use tokio::task::spawn_blocking;
+use tasks::on_thread;
 
 use super::ImagesSpec;
 use crate::builds::cancel::Cancel;
@@ -68,7 +68,7 @@ impl Parts {
         let (store, converter) = (self.store.clone(), Arc::clone(&self.converter));
         let work = move || converter.convert_unless(&pulled, &store, &|| cancel.is_cancelled());
         // An error means that the server is stopping.
-        spawn_blocking(work)
+        on_thread(work)
             .await
             .unwrap_or(Err(ConvertError::Cancelled))
     }

@@ -3,6 +3,7 @@
 use std::{collections::VecDeque, io, time::Duration};
 
 use model::clock::unix_ms;
+use tasks::boxed;
 use tokio::{
     task::{Id, JoinError},
     time::Instant,
@@ -159,11 +160,11 @@ impl<M: Machinery> Owner<M> {
         let (canceller, cancel) = cancellation();
         let (machinery, store) = (self.machinery.clone(), self.store.clone());
         let (uploads, of) = (self.uploads.clone(), build.clone());
-        let task = self.tasks.spawn(async move {
+        let task = self.tasks.spawn(boxed(async move {
             let outcome = machinery.run(&order, &uploads, &log, cancel).await;
             end_log(store, &of, log).await;
             Ended { build: of, outcome }
-        });
+        }));
         let running = Running {
             build: build.clone(),
             redo_of,

@@ -335,7 +335,7 @@ impl<M: Machinery> Owner<M> {
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Result<T, BuildsError> {
-    let done = crate::blocking::blocking(work).await;
+    let done = tasks::blocking(work).await;
     done.map_err(BuildsError::Store)
 }
 

@@ -3,7 +3,6 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use axum::{
-    Json,
     body::Body,
     extract::Request,
     middleware::Next,
@@ -23,7 +22,11 @@ use super::super::{
     query::Query,
 };
 use super::{Answer, Asked, read};
-use crate::peers::{Peer, Peers};
+use crate::{
+    json::Json,
+    peers::{Peer, Peers},
+};
+use tasks::boxed;
 
 /// Positions of the items of a page, for the node that merges pages.
 const POSITIONS: HeaderName = HeaderName::from_static("x-cube-positions");
@@ -57,7 +60,7 @@ pub(super) async fn lists(
     for node in peers.others() {
         let (peers, from, host) = (peers.clone(), asked.from, asked.host.clone());
         let request = get(&parts.uri, &parts.headers);
-        others.spawn(async move {
+        others.spawn(boxed(async move {
             let answered = async {
                 let response = peers.pass(&node, request, from, &host).await;
                 let response = response.map_err(|why| model::chain(&why))?;
@@ -66,7 +69,7 @@ pub(super) async fn lists(
             let answer = tokio::time::timeout(LIST, answered).await;
             let answer = answer.unwrap_or_else(|_| Err("it did not respond in time".to_owned()));
             (node, answer)
-        });
+        }));
     }
     let uri = parts.uri.clone();
     // This node must send positions too.

@@ -23,10 +23,8 @@ use pool::{
 };
 
 use super::{MoveError, Moves, take::Offer};
-use crate::{
-    blocking::blocking,
-    peers::transfer::{FileList, PART},
-};
+use crate::peers::transfer::{FileList, PART};
+use tasks::blocking;
 
 /// Prefix of the directories of incoming bases.
 const PREFIX: &str = "base-";

@@ -19,13 +19,11 @@ use super::{
     claim::{claim, noted},
     take::Offer,
 };
-use crate::{
-    blocking::blocking,
-    peers::{
-        MAX_ANSWER, answer_of, question,
-        transfer::{Offered, Takers},
-    },
+use crate::peers::{
+    MAX_ANSWER, answer_of, question,
+    transfer::{Offered, Takers},
 };
+use tasks::blocking;
 
 /// Timeout for the taker to fetch the files.
 const MOVE: Duration = Duration::from_secs(1800);

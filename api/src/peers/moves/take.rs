@@ -23,10 +23,8 @@ use super::{
     base::in_dir,
     claim::{claim, noted},
 };
-use crate::{
-    blocking::blocking,
-    peers::transfer::{FileList, TransferError},
-};
+use crate::peers::transfer::{FileList, TransferError};
+use tasks::blocking;
 
 const NOTE: &str = "incoming.json";
 const MAX_NOTE: u64 = 1 << 20;

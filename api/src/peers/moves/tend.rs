@@ -9,6 +9,7 @@ use std::{
 use cluster::{ClusterEvent, NodeState, OwnerChange, OwnerNote, OwnerState, ReclaimStep, TendStep};
 use model::SandboxId;
 use pool::{Hold, Sandbox, SandboxState};
+use tasks::boxed;
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
 use super::{
@@ -119,10 +120,10 @@ impl Moves {
                 && let Some(id) = due.next()
             {
                 let moves = self.clone();
-                under_way.spawn(async move {
+                under_way.spawn(boxed(async move {
                     let moved = moves.give(&id).await;
                     (id, moved)
-                });
+                }));
             }
             match under_way.join_next().await {
                 None => return,

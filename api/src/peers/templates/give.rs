@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    blocking::blocking,
     builds::{
         catalog::Catalog,
         owner::{Builds, Requested},
@@ -26,6 +25,7 @@ use crate::{
         transfer::{Offered, Offers, Takers},
     },
 };
+use tasks::blocking;
 
 /// File names of a build.
 pub(super) const ROOT: &str = "root";

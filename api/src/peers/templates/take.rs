@@ -14,7 +14,6 @@ use super::{
     plan::Missing,
 };
 use crate::{
-    blocking::blocking,
     builds::{
         cancel::cancellation,
         owner::{BuildsError, Copied, Made},
@@ -23,6 +22,7 @@ use crate::{
     },
     peers::{PeerError, Peers, question, transfer::TransferError},
 };
+use tasks::blocking;
 
 /// How many incomplete copies are kept for another attempt, and for how long.
 const KEPT: usize = 4;

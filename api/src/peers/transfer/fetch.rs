@@ -14,7 +14,8 @@ use cluster::NodeId;
 use hyper::StatusCode;
 use nix::libc::O_NOFOLLOW;
 use pool::durable::{private_dir, sync_dir};
-use tokio::task::{JoinSet, spawn_blocking};
+use tasks::{boxed, on_thread};
+use tokio::task::JoinSet;
 
 use super::{
     CHUNK, FileList, FileSum, PeerError, Rate, TransferError, TransferLimits,
@@ -110,7 +111,9 @@ impl Fetch<'_> {
                 let (source, part) = (source.clone(), Arc::clone(&part));
                 let path = format!("/cluster/files/{}/{}/{chunk}", self.key, file.name);
                 let key = self.key.to_owned();
-                fetches.spawn(async move { part.fetch(&source, &key, path, chunk).await });
+                fetches.spawn(boxed(async move {
+                    part.fetch(&source, &key, path, chunk).await
+                }));
             }
             match fetches.join_next().await {
                 None => break,
@@ -318,7 +321,7 @@ async fn blocking<T: Send + 'static>(
         path: PathBuf::new(),
         source: why.into(),
     };
-    spawn_blocking(work).await.map_err(lost)?
+    on_thread(work).await.map_err(lost)?
 }
 
 #[cfg(test)]

@@ -9,10 +9,10 @@ use std::{
 };
 
 use cluster::NodeId;
+use tasks::blocking;
 use tokio::sync::{OnceCell, Semaphore};
 
 use super::{FileList, Rate, Sums, TransferLimits, list::read_chunk};
-use crate::blocking::blocking;
 
 /// Concurrent reads of chunks, for all nodes together.
 const READS: usize = 4;

@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{CHUNK, list::FileSum};
-use crate::blocking::blocking;
+use tasks::blocking;
 
 /// Maximum number of cached chunks: 32 bytes of memory each, for 512 GiB of files.
 const MOST_CHUNKS: usize = 1 << 17;
