@@ -24,7 +24,6 @@ pub mod proxy;
 pub mod registry;
 
 // Services for sandboxes, other than the pool.
-pub mod builds;
 pub mod egress;
 pub mod network;
 pub mod secrets;
@@ -44,5 +43,4 @@ mod agent;
 mod json;
 #[cfg(test)]
 mod namespace;
-mod shell;
 mod uuid;

@@ -50,6 +50,7 @@ use std::{
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, Request, Response};
+use builds::owner::BuildsError;
 use cluster::{Cluster, ClusterError, Health, NodeId, NodeState, Route, Tagged, View};
 use http_body_util::{BodyExt, Limited};
 use model::SandboxId;
@@ -68,7 +69,6 @@ pub use tls::{Peer, PeerTls};
 
 use crate::{
     auth::{Bucket, Rate, presented_sum, remove_keys},
-    builds::owner::BuildsError,
     proxy::{Refusal, Relay, Upload, head},
     registry::check_signed,
 };

@@ -16,6 +16,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
+use builds::machine;
 use model::SandboxId;
 use netisolation::{EventLog, Policy};
 use pool::{
@@ -35,7 +36,6 @@ pub use signature::SignatureError;
 pub(crate) use signature::check as check_signed;
 
 use crate::{
-    builds::machine,
     egress::{
         Alerts, Egress,
         rules::{RuleError, Rules},

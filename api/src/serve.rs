@@ -24,6 +24,7 @@ use std::{
     time::Duration,
 };
 
+use builds::bases::ImagesSpec;
 use ipnet::IpNet;
 use model::Bytes;
 use netisolation::{DefaultEgress, ForbiddenAddresses, ResolverSockets};
@@ -36,7 +37,6 @@ use tracing::{error, info, warn};
 
 use crate::{
     auth::{Auth, Authenticator, KeyError, KeyFile},
-    builds::bases::ImagesSpec,
     egress::EgressError,
     handover::{self, Given, HandoverError, Predecessor, Role},
     listen::{self, Dispatch, INTERNAL, Limits, ListenError, Reload, Server, Sockets},

@@ -2,6 +2,10 @@
 
 use std::{path::PathBuf, sync::Arc};
 
+use ::builds::{
+    catalog::{Catalog, Resolved},
+    owner::Builds,
+};
 use ::egress::control::Call;
 use cluster::NodeId;
 use model::{Bytes, SandboxId};
@@ -11,10 +15,6 @@ use pool::Pool;
 use super::{error::ApiError, wire};
 use crate::{
     auth::Authenticator,
-    builds::{
-        catalog::{Catalog, Resolved},
-        owner::Builds,
-    },
     egress::Egress,
     events::Events,
     network::{EgressConfig, Network},

@@ -2,6 +2,15 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use ::builds::{
+    catalog::Catalog,
+    grant::Grant,
+    owner::{BuildsError, RedoSpec, Requested},
+    page::{self, Direction, MAX_PAGE},
+    plan::At,
+    record::{BuildRecord, BuildState, Reason, TemplateRecord},
+    request,
+};
 use axum::{
     body::Body as HttpBody,
     extract::{Path, Request, State},
@@ -26,20 +35,7 @@ use super::{
         Spread::{ByBody, ByTemplate, NewTemplate},
     },
 };
-use crate::{
-    auth::Scope,
-    builds::{
-        catalog::Catalog,
-        grant::Grant,
-        owner::{BuildsError, RedoSpec, Requested},
-        page::{self, Direction, MAX_PAGE},
-        plan::At,
-        record::{BuildRecord, BuildState, Reason, TemplateRecord},
-        request,
-    },
-    json::Json,
-    proxy,
-};
+use crate::{auth::Scope, json::Json, proxy};
 
 const READ: Access = Access::Key(Scope::TemplatesRead);
 const WRITE: Access = Access::Key(Scope::TemplatesWrite);
@@ -287,7 +283,7 @@ impl Found {
     async fn entries<T>(
         &self,
         app: &Control,
-        read: impl FnOnce(&crate::builds::log::BuildLog) -> T,
+        read: impl FnOnce(&::builds::log::BuildLog) -> T,
     ) -> Result<T, ApiError> {
         let build = Requested {
             template_id: self.template.id.clone(),
@@ -333,7 +329,7 @@ async fn status(
 }
 
 /// The last log entries of the failed part of a build.
-fn of_failure(log: &crate::builds::log::BuildLog, reason: &Reason) -> Vec<BuildLogEntry> {
+fn of_failure(log: &::builds::log::BuildLog, reason: &Reason) -> Vec<BuildLogEntry> {
     let at = reason.step.as_deref().and_then(|step| match step {
         "base" => Some(At::Base),
         "finalize" => Some(At::Finalize),

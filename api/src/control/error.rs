@@ -2,6 +2,9 @@
 
 use std::{io, time::Duration};
 
+use ::builds::{
+    grant::GrantError, owner::BuildsError, request::RequestError, uploads::UploadError,
+};
 use axum::response::{IntoResponse, Response};
 use cluster::ClusterError;
 use hyper::{
@@ -16,7 +19,6 @@ use tracing::{error, warn};
 use super::idempotency::IdempotencyError;
 use crate::{
     auth::AuthError,
-    builds::{grant::GrantError, owner::BuildsError, request::RequestError, uploads::UploadError},
     events::HookError,
     json::Json,
     node::{NodeError, NotSettable},

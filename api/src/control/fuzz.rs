@@ -6,7 +6,7 @@ use ::egress::control::RuleOutcome;
 use netisolation::{DefaultEgress, ForbiddenAddresses};
 use rest::{NetworkConfig, NetworkUpdate, NewSandbox};
 
-use crate::builds::{grant::Authority, request, store};
+use ::builds::{grant::Authority, request, store};
 
 use crate::{egress::rules::Rules, network::Rewriting, secrets::Value};
 

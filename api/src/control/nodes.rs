@@ -1,5 +1,6 @@
 //! Nodes: this host, and the other nodes of its cluster.
 
+use ::builds::record::BuildState;
 use axum::{extract::State, routing::MethodFilter};
 use cluster::{NodeId, NodeState};
 use envd::Timestamp;
@@ -16,7 +17,6 @@ use super::{
 };
 use crate::{
     auth::Scope,
-    builds::record::BuildState,
     json::Json,
     node::{self, settable},
     peers::{Peers, state_of, status_of},

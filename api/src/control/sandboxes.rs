@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ::builds::catalog::Catalog;
 use axum::{Extension, extract::State, routing::MethodFilter};
 use envd::Timestamp;
 use hyper::{HeaderMap, StatusCode, header::HeaderValue};
@@ -28,7 +29,6 @@ use super::{
 };
 use crate::{
     auth::{Granted, Scope},
-    builds::catalog::Catalog,
     json::Json,
     network::EgressConfig,
     registry::{NewLease, Token, View},

@@ -1,5 +1,6 @@
 //! Snapshots and forks of sandboxes.
 
+use ::builds::owner::BuildsError;
 use axum::{extract::State, routing::MethodFilter};
 use hyper::{HeaderMap, StatusCode};
 use pool::{TemplateInfo, TemplateKind};
@@ -20,7 +21,7 @@ use super::{
     timeout::timeout,
     wire,
 };
-use crate::{auth::Scope, builds::owner::BuildsError, json::Json};
+use crate::{auth::Scope, json::Json};
 
 const WRITE: Access = Access::Key(Scope::SandboxesWrite);
 const READ: Access = Access::Key(Scope::TemplatesRead);

@@ -3,6 +3,11 @@
 
 use std::collections::HashMap;
 
+use ::builds::{
+    owner::BuildsError,
+    record::{BuildRecord, BuildState, TemplateRecord},
+    request::DEFAULT_TAG,
+};
 use axum::{extract::State, routing::MethodFilter};
 use envd::Timestamp;
 use hyper::{HeaderMap, StatusCode};
@@ -29,16 +34,7 @@ use super::{
     },
     wire::{self, ENVD_VERSION},
 };
-use crate::{
-    auth::Scope,
-    builds::{
-        owner::BuildsError,
-        record::{BuildRecord, BuildState, TemplateRecord},
-        request::DEFAULT_TAG,
-    },
-    json::Json,
-    uuid::uuid,
-};
+use crate::{auth::Scope, json::Json, uuid::uuid};
 
 const READ: Access = Access::Key(Scope::TemplatesRead);
 const WRITE: Access = Access::Key(Scope::TemplatesWrite);

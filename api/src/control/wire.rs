@@ -1,5 +1,6 @@
 //! Converts sandboxes to response bodies.
 
+use ::builds::catalog::Catalog;
 use envd::Timestamp;
 use pool::TemplateInfo;
 use rest::{
@@ -10,7 +11,6 @@ use rest::{
 use super::app::Control;
 use crate::{
     auth::{Granted, Scope},
-    builds::catalog::Catalog,
     egress::{rules, socks},
     registry::View,
 };

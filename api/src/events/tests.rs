@@ -140,7 +140,7 @@ fn a_new_server_logs_what_a_killed_one_could_not() {
     assert_eq!(told[1].data.reason.as_deref(), Some("its VMM was killed"));
     assert!(ledger.alive.is_empty());
     let mut of_build = sandbox(3, SandboxState::Running);
-    of_build.note = crate::builds::machine::NOTE.into();
+    of_build.note = builds::machine::NOTE.into();
     assert_eq!(now(&mut ledger, &[of_build], &mut names), []);
 }
 

@@ -29,6 +29,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
+use builds::run::Executor;
 use cluster::{ClusterError, Holding, NodeId};
 use envd::Timestamp;
 use hyper::StatusCode;
@@ -47,7 +48,6 @@ use super::{
     templates,
 };
 use crate::{
-    builds::run::Executor,
     control::{ApiError, App, own_node},
     json::Json,
     secrets::merge::{Batch, Stamps},

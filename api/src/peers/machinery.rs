@@ -4,7 +4,7 @@ use cluster::Tagged;
 use pool::{Pool, PoolError, TemplateInfo};
 
 use super::Peers;
-use crate::builds::{
+use builds::{
     cancel::Cancel,
     log::BuildLog,
     owner::Machinery,

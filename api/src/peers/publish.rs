@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use builds::owner::Builds;
 use cluster::{Load, NodeState, Replica, Tagged, TemplateId};
 use pool::{Pool, PoolStats, TemplateInfo};
 
@@ -12,7 +13,7 @@ use super::{
     question, status_of,
     tls::OWN,
 };
-use crate::{builds::owner::Builds, node::OwnNode};
+use crate::node::OwnNode;
 
 /// Polling interval of load and templates. The cluster writes the load at most once a second, and only if it has
 /// changed.

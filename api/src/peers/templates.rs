@@ -33,6 +33,10 @@ use std::{
     time::Duration,
 };
 
+use builds::{
+    owner::{Builds, BuildsError, Copied},
+    run::Executor,
+};
 use cluster::{NodeId, NodeState};
 use model::clock::unix_ms;
 use rest::NodeStatus;
@@ -40,13 +44,7 @@ use tasks::{blocking, boxed};
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{PeerError, Peers, deleted::Deleted, question, settings::Dir};
-use crate::{
-    builds::{
-        owner::{Builds, BuildsError, Copied},
-        run::Executor,
-    },
-    node::OwnNode,
-};
+use crate::node::OwnNode;
 pub(crate) use give::{Asked, Kept, Page, WantedBuild, offer, shelf};
 use give::{Pages, Shelf};
 use plan::{Missing, Plan, Scene};

@@ -3,6 +3,14 @@
 
 use std::{io, path::Path, sync::Arc, time::Duration};
 
+use builds::{
+    bases::Bases,
+    grant::Authority,
+    owner::Builds,
+    run::{COMMAND_LIMIT, Executor, ExecutorSpec},
+    store::{Contents, Store},
+    uploads::Uploads,
+};
 use netisolation::{Isolation, ResolverSockets};
 use pool::{Ids, OnClose, Pool, StateLock};
 use tasks::{boxed, on_thread};
@@ -11,14 +19,6 @@ use tokio::{sync::mpsc, task::JoinSet};
 use super::{BuildsSpec, ServeError, ServeSpec};
 use crate::{
     auth::{Authenticator, KeyFile, watch_keys},
-    builds::{
-        bases::Bases,
-        grant::Authority,
-        owner::Builds,
-        run::{COMMAND_LIMIT, Executor, ExecutorSpec},
-        store::{Contents, Store},
-        uploads::Uploads,
-    },
     control::{self, Control},
     egress::{self, Alerts, Egress, EgressError},
     events::{self, Events, Found},

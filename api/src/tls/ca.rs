@@ -23,7 +23,7 @@ use pki::{
     Authority, CidrSubnet, GeneralSubtree, KeyPair, NameConstraints, Purpose, authority, leaf,
 };
 
-use crate::shell::quoted;
+use model::quoted;
 
 /// Validity of the certificates in days. Some clients refuse server certificates that are valid for more than 825 days.
 const VALID_DAYS: u32 = 820;

@@ -1,6 +1,6 @@
 //! Registries and images that fail, and builds that are cancelled.
 
-use api::builds::{cancel::cancellation, log::BuildLog};
+use builds::{cancel::cancellation, log::BuildLog};
 use oci_image::{digest::Digest, registry::Registries};
 
 use crate::{

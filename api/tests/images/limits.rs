@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::builds::{
+use builds::{
     cancel::cancellation,
     log::BuildLog,
     plan::{At, From, Step, StepKind},

@@ -13,9 +13,9 @@ use std::{
 
 use api::{
     auth::Auth,
-    builds::{record::TemplateRecord, store},
     serve::{BuildsSpec, ServeSpec},
 };
+use builds::{record::TemplateRecord, store};
 use model::{Bytes, template_file};
 use nix::sys::signal::{Signal, raise};
 use power_loss::{Crash, Recording, TRACED, Tree};

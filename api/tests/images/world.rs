@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant, UNIX_EPOCH},
 };
 
-use api::builds::{
+use builds::{
     bases::{Base, Bases, ImagesSpec},
     cancel::{Canceller, cancellation},
     log::BuildLog,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use api::builds::bases::ImagesSpec;
+use builds::bases::ImagesSpec;
 use model::Bytes;
 use netisolation::Destinations;
 use oci_image::registry::{Registries, docker_config};

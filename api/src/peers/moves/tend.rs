@@ -16,7 +16,7 @@ use super::{
     MoveError, Moves, Stuck, base,
     claim::{claim, noted},
 };
-use crate::builds::machine;
+use builds::machine;
 
 const EVERY: Duration = Duration::from_secs(1);
 /// How often incomplete bases are cleaned up.

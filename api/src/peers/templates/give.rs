@@ -8,22 +8,20 @@ use std::{
     time::{Duration, Instant},
 };
 
+use builds::{
+    catalog::Catalog,
+    owner::{Builds, Requested},
+    record::{Home, TemplateRecord},
+    run::{Described, Executor},
+};
 use cluster::NodeId;
 use model::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::{
-    builds::{
-        catalog::Catalog,
-        owner::{Builds, Requested},
-        record::{Home, TemplateRecord},
-        run::{Described, Executor},
-    },
-    peers::{
-        Peers,
-        transfer::{Offered, Offers, Takers},
-    },
+use crate::peers::{
+    Peers,
+    transfer::{Offered, Offers, Takers},
 };
 use tasks::blocking;
 

@@ -6,13 +6,11 @@ use std::{
     sync::Arc,
 };
 
+use builds::record::{Home, TemplateRecord};
 use cluster::NodeId;
 
 use super::give::{Listed, Shelf, home_of};
-use crate::{
-    builds::record::{Home, TemplateRecord},
-    peers::deleted::Deleted,
-};
+use crate::peers::deleted::Deleted;
 
 /// Input of the plan.
 pub(super) struct Scene<'a> {

@@ -23,7 +23,7 @@ use super::{
     give::home_of,
     lock,
 };
-use crate::builds::{owner::Builds, record::TemplateRecord};
+use builds::{owner::Builds, record::TemplateRecord};
 
 /// How long a change of this node may take to appear in a view.
 const SEEN: Duration = Duration::from_secs(1);
@@ -176,7 +176,7 @@ pub(super) type DeletedHere = VecDeque<TemplateId>;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builds::record::{Home, TagRecord};
+    use builds::record::{Home, TagRecord};
 
     #[test]
     fn only_the_home_names_builds() {

@@ -6,6 +6,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use builds::{
+    cancel::cancellation,
+    owner::{BuildsError, Copied, Made},
+    run::Arrived,
+    store::KeptOrder,
+};
 use pool::durable::private_dir;
 
 use super::{
@@ -13,15 +19,7 @@ use super::{
     give::{GivenBuild, LAYER, ROOT, WantedBuild},
     plan::Missing,
 };
-use crate::{
-    builds::{
-        cancel::cancellation,
-        owner::{BuildsError, Copied, Made},
-        run::Arrived,
-        store::KeptOrder,
-    },
-    peers::{PeerError, Peers, question, transfer::TransferError},
-};
+use crate::peers::{PeerError, Peers, question, transfer::TransferError};
 use tasks::blocking;
 
 /// How many incomplete copies are kept for another attempt, and for how long.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::builds::record::{BuildRecord, BuildState, TagRecord};
+use builds::record::{BuildRecord, BuildState, TagRecord};
 
 fn node(name: &str) -> NodeId {
     name.parse().unwrap()
