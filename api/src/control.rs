@@ -45,6 +45,9 @@ mod server;
 mod site;
 mod unsupported;
 
+// Requests of other nodes.
+mod internal;
+
 // The answer.
 mod error;
 mod merge;
@@ -63,11 +66,10 @@ pub use crate::network::EgressConfig;
 pub use app::{App, Control};
 pub use endpoint::{Access, Endpoint};
 pub use error::ApiError;
-pub(crate) use nodes::own as own_node;
+pub(crate) use internal::router as internal_router;
 pub(crate) use server::TEAM;
 use spread::Spread;
 pub(crate) use templates::build_id;
-pub(crate) use wire::state as state_of;
 
 /// Builds the service of the control plane.
 pub fn router(app: App) -> Router {

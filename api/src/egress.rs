@@ -14,11 +14,9 @@ mod alert;
 mod authority;
 mod calls;
 mod process;
-pub mod rules;
 mod session;
 pub mod socks;
 mod sys;
-mod template;
 
 use std::{
     collections::BTreeSet,
@@ -37,7 +35,7 @@ use std::{
 use ::egress::control::{Ask, Authority, Call, Flow, LISTENER, RuleOutcome, Way};
 use journal::EventLogError;
 use model::SandboxId;
-use netisolation::{ForbiddenAddresses, NetEvent};
+use netisolation::ForbiddenAddresses;
 use tasks::boxed;
 use tokio::{
     net::UnixStream,
@@ -48,12 +46,12 @@ use tokio::{
 use tracing::{error, info, warn};
 
 pub use crate::webhook::Webhook;
+pub(crate) use alert::Alerts;
 pub use alert::{AlertAction, AlertSpec};
-pub(crate) use alert::{Alerts, Refusal};
 pub use authority::AuthorityError;
 pub use calls::{CallCounts, CallFile, CallLog, time_of};
 
-use crate::{registry::Registry, secrets::Secrets, telemetry::name_of_reason};
+use crate::{events::Refusal, registry::Registry, secrets::Secrets};
 use process::Processes;
 use session::Answers;
 
@@ -266,17 +264,6 @@ impl Egress {
     /// A panic while the lock is held cannot leave the set half changed.
     fn served(&self) -> std::sync::MutexGuard<'_, BTreeSet<SandboxId>> {
         self.served.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Reports refused packets to the operator's alert.
-pub(crate) fn refusal_of(event: &NetEvent) -> Refusal {
-    Refusal {
-        sandbox: event.sandbox.clone(),
-        count: event.count,
-        destination: event.destination.to_string(),
-        name: event.name.clone(),
-        reason: name_of_reason(event.reason),
     }
 }
 

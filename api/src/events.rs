@@ -15,6 +15,7 @@ mod deliver;
 mod hooks;
 mod ledger;
 mod log;
+mod refusal;
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -44,8 +45,9 @@ use tokio::{
 
 pub(crate) use attempts::WantedAttempts;
 pub use hooks::HookError;
+pub(crate) use refusal::{Refusal, name_of_reason};
 
-use crate::{auth::random_hex, egress::Refusal, registry::note::now, uuid::uuid};
+use crate::{auth::random_hex, registry::note::now, uuid::uuid};
 use attempts::Attempts;
 use hooks::Hooks;
 use ledger::{Happened, Ledger, Names};

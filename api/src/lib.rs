@@ -22,6 +22,7 @@ pub mod auth;
 pub mod control;
 pub mod proxy;
 pub mod registry;
+pub mod rules;
 
 // Services for sandboxes, other than the pool.
 pub mod egress;
@@ -43,4 +44,5 @@ mod agent;
 mod json;
 #[cfg(test)]
 mod namespace;
+mod tcp;
 mod uuid;

@@ -38,9 +38,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::socket::{setsockopt, sockopt};
 use tasks::{Task, boxed};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
@@ -63,11 +62,6 @@ use sockets::Arrival;
 
 /// Maximum number of reload requests that wait for a response.
 const RELOADS: usize = 16;
-/// TCP keep-alive: first probe after a minute of silence, then one every ten seconds; the sixth lost probe ends the
-/// connection.
-const PROBE_AFTER_S: u32 = 60;
-const PROBE_EVERY_S: u32 = 10;
-const PROBES: u32 = 6;
 /// Interval of the log line that counts refused connections.
 const REFUSED_EVERY: Duration = Duration::from_secs(10);
 
@@ -316,12 +310,4 @@ impl Refusals {
         tracing::warn!(refused, last = %address, "refused connections: too many connections {whose}");
         self.last_logged = Some(Instant::now());
     }
-}
-
-/// Enables TCP keep-alive, so that the kernel detects clients that have disappeared without closing their connection.
-pub(crate) fn probe(stream: &TcpStream) -> nix::Result<()> {
-    setsockopt(stream, sockopt::KeepAlive, &true)?;
-    setsockopt(stream, sockopt::TcpKeepIdle, &PROBE_AFTER_S)?;
-    setsockopt(stream, sockopt::TcpKeepInterval, &PROBE_EVERY_S)?;
-    setsockopt(stream, sockopt::TcpKeepCount, &PROBES)
 }

@@ -14,7 +14,10 @@ use sha2::{Digest, Sha256};
 use tasks::{boxed, on_thread};
 use tokio::{sync::watch, task::JoinSet};
 
-use crate::egress::{self, AlertSpec, Alerts, EgressSpec, Handed, Seat};
+use crate::{
+    egress::{AlertSpec, Alerts, EgressSpec, Handed, Seat},
+    events::Refusal,
+};
 
 /// Where eBPF programs and maps are pinned, so that they outlive the server.
 const PINS: &str = "/sys/fs/bpf/cube";
@@ -142,7 +145,7 @@ pub(crate) async fn open(
     let subscriber = move |event: &NetEvent| {
         log_event(event);
         if let Some(alerts) = &alerts {
-            alerts.refused(egress::refusal_of(event));
+            alerts.refused(Refusal::of_packets(event));
         }
     };
     let log = open_log(&state.join(LOG), subscriber)?;

@@ -4,7 +4,9 @@
 //! before it takes effect, so that a restart does not open a cordoned node. Existing sandboxes are not affected: they
 //! run, pause and resume as before.
 
+pub(crate) mod deleted;
 mod machine;
+pub mod settings;
 
 use std::{
     io,

@@ -19,12 +19,11 @@ mod spec;
 
 pub mod authority;
 pub mod join;
-pub mod settings;
 pub mod tls;
 
 // Requests to another node, and from one.
 mod client;
-pub mod internal;
+pub mod wire;
 
 // What nodes publish of themselves, and see of each other.
 mod machinery;
@@ -35,7 +34,6 @@ mod roster;
 pub(crate) mod templates;
 pub mod transfer;
 
-pub(crate) mod deleted;
 mod secrets;
 
 pub(crate) mod moves;
@@ -59,22 +57,23 @@ use tasks::boxed;
 use tokio::sync::{Semaphore, watch};
 
 pub use client::{PeerClient, PeerError};
-pub(crate) use internal::router as internal_router;
 pub(crate) use machinery::NodeMachinery;
 pub(crate) use publish::{follow_status, publish, published_name, renew};
 pub(crate) use roster::watch as watch_roster;
 pub use roster::{PeerState, Roster, Seen};
+pub(crate) use secrets::merge as merge_secrets;
 pub use spec::ClusterSpec;
+pub(crate) use spec::registrar;
 pub use tls::{Peer, PeerTls};
 
 use crate::{
     auth::{Bucket, Rate, presented_sum, remove_keys},
+    node::settings::{Dir, Settings},
     proxy::{Refusal, Relay, Upload, head},
     registry::check_signed,
 };
 use authority::{Authority, AuthorityError};
 use hyper::{StatusCode, body::Incoming};
-use settings::{Dir, Settings};
 use templates::Templates;
 use transfer::{Fetch, FileList, Offers, TransferError, TransferLimits};
 
@@ -225,10 +224,10 @@ impl Peers {
             }
             let question = question("POST", "/cluster/remove", body.clone());
             outcome = match self.ask(&other, question).await {
-                Ok(internal::Removal::Removed) => Ok(()),
-                Ok(internal::Removal::NotMember) => Err(ClusterError::NotMember(node.clone())),
-                Ok(internal::Removal::Lives) => Err(ClusterError::NodeLives(node.clone())),
-                Ok(internal::Removal::Failed(why)) => Err(ClusterError::NoAuthority(why)),
+                Ok(wire::Removal::Removed) => Ok(()),
+                Ok(wire::Removal::NotMember) => Err(ClusterError::NotMember(node.clone())),
+                Ok(wire::Removal::Lives) => Err(ClusterError::NodeLives(node.clone())),
+                Ok(wire::Removal::Failed(why)) => Err(ClusterError::NoAuthority(why)),
                 Err(why) => Err(ClusterError::NoAuthority(model::chain(&why))),
             };
         }
@@ -387,7 +386,7 @@ impl Peers {
     /// Finds a node that serves requests for the template with this id or name. With `is_by_copies`, a node that has a
     /// copy qualifies while the template's home is unreachable.
     pub(crate) async fn with_template(&self, name: &str, is_by_copies: bool) -> Option<NodeId> {
-        let asked = internal::TemplateName {
+        let asked = wire::TemplateName {
             name: name.to_owned(),
             is_by_copies,
         };
@@ -401,7 +400,7 @@ impl Peers {
         query: &str,
         operation: &'static str,
     ) -> Option<(NodeId, SandboxId)> {
-        let asked = internal::SignedUrl {
+        let asked = wire::SignedUrl {
             query: query.to_owned(),
             operation: operation.to_owned(),
         };

@@ -13,18 +13,20 @@ mod signature;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use builds::machine;
 use model::SandboxId;
-use netisolation::{EventLog, Policy};
+use netisolation::Policy;
 use pool::{
     CreateSpec, Ended, LifeEvent, Lifetime, OnTimeout, Pool, PoolError, Priority, Refusal, Sandbox,
     TimeoutChange, Wake,
 };
 use rest::NetworkConfig;
 use serde_json::Value;
+use tasks::Task;
 use tokio::sync::mpsc;
 use tracing::error;
 
@@ -35,13 +37,7 @@ pub use sample::{Sample, sample_all};
 pub use signature::SignatureError;
 pub(crate) use signature::check as check_signed;
 
-use crate::{
-    egress::{
-        Alerts, Egress,
-        rules::{RuleError, Rules},
-    },
-    peers::moves::Moves,
-};
+use crate::rules::{RuleError, Rules};
 use note::{Note, now};
 
 /// A sandbox and its state at the time of the pool's response.
@@ -101,13 +97,25 @@ pub enum Token {
     None,
 }
 
+/// Resumes a sandbox that another node may own, after its owner is decided. Returns why it cannot.
+#[derive(Clone)]
+pub(crate) struct Opener(
+    pub(crate) Arc<dyn Fn(SandboxId) -> Task<Result<(), String>> + Send + Sync>,
+);
+
+impl fmt::Debug for Opener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Opener")
+    }
+}
+
 /// A handle to the registry. Clones share notes and samples.
 #[derive(Clone, Debug)]
 pub struct Registry {
     pool: Pool,
     known: Arc<Mutex<HashMap<SandboxId, Known>>>,
-    /// Set once, in a cluster.
-    moves: Arc<OnceLock<Moves>>,
+    /// `None` without a cluster.
+    opener: Option<Opener>,
 }
 
 /// The registry's data about one sandbox.
@@ -126,23 +134,15 @@ struct Known {
 /// parse.
 type SandboxRules = Arc<Result<Rules, RuleError>>;
 
-/// Other holders of sandbox state. They must forget sandboxes that have ended.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Followers {
-    pub(crate) refused: Option<EventLog>,
-    pub(crate) egress: Option<Egress>,
-    pub(crate) alerts: Option<Alerts>,
-}
-
 impl Registry {
     /// A registry of the sandboxes that an opened pool has recovered. A sandbox whose note cannot be read is killed,
     /// because no client could use it. Sandboxes of builds are killed too, because builds end with their server.
     #[must_use]
-    pub fn open(pool: Pool, recovered: Vec<Sandbox>) -> Self {
+    pub(crate) fn open(pool: Pool, recovered: Vec<Sandbox>, opener: Option<Opener>) -> Self {
         let registry = Self {
             pool,
             known: Arc::default(),
-            moves: Arc::default(),
+            opener,
         };
         for sandbox in recovered {
             let id = sandbox.id.clone();
@@ -160,17 +160,11 @@ impl Registry {
         registry
     }
 
-    /// Sets the handler that opens sandboxes that other nodes may own.
-    pub(crate) fn set_moves(&self, moves: Moves) {
-        // Called once, when the engine is opened.
-        let _ = self.moves.set(moves);
-    }
-
     async fn open_sealed(&self, id: &SandboxId) -> Result<(), PoolError> {
         let sealed = || PoolError::Refused(id.clone(), Refusal::Sealed);
-        let moves = self.moves.get().ok_or_else(sealed)?;
-        moves.open(id).await.map_err(|why| {
-            tracing::warn!(sandbox = %id, why = %model::chain(&why), "cannot resume a sandbox after its move");
+        let opener = self.opener.as_ref().ok_or_else(sealed)?;
+        (opener.0)(id.clone()).await.map_err(|why| {
+            tracing::warn!(sandbox = %id, why, "cannot resume a sandbox after its move");
             sealed()
         })
     }
@@ -406,24 +400,15 @@ impl Registry {
         Ok(rules.unwrap_or_else(|| rules_of(&view.note)))
     }
 
-    /// Removes sandboxes that have ended from the registry and from its followers.
+    /// Removes sandboxes that have ended, and has their other state removed by `forget`.
     pub(crate) async fn forget_ended(
         self,
         mut ended: mpsc::UnboundedReceiver<Ended>,
-        followers: Followers,
+        forget: impl Fn(&SandboxId),
     ) {
         while let Some(Ended { id, .. }) = ended.recv().await {
             self.known().remove(&id);
-            if let Some(egress) = &followers.egress {
-                egress.cut(&id);
-                egress.calls.log.forget(&id);
-            }
-            if let Some(refused) = &followers.refused {
-                refused.forget(&id);
-            }
-            if let Some(alerts) = &followers.alerts {
-                alerts.forget(&id);
-            }
+            forget(&id);
         }
     }
 
@@ -541,7 +526,7 @@ pub(crate) mod tests {
     async fn a_sandbox_that_was_entered_after_its_end_is_not_here() {
         let state = tempfile::tempdir().unwrap();
         let pool = empty_pool(state.path()).await;
-        let registry = Registry::open(pool, Vec::new());
+        let registry = Registry::open(pool, Vec::new(), None);
         let note = Note {
             started_at: 0,
             metadata: BTreeMap::new(),

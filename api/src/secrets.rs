@@ -31,7 +31,7 @@ pub use record::Secret;
 
 use crate::{
     auth::random_hex,
-    peers::{
+    node::{
         deleted::Deleted,
         settings::{self, SettingsError},
     },

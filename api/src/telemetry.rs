@@ -10,7 +10,6 @@ use std::{sync::Arc, time::Duration};
 
 use hyper::Method;
 use model::{StartPhase, Timeline};
-use netisolation::Reason;
 use prometheus_client::{
     encoding::{
         EncodeLabelSet,
@@ -200,15 +199,9 @@ fn name_of(method: &Method) -> &'static str {
     found.map_or("other", |(_, name)| name)
 }
 
-/// The name of a reason in JSON and in metric labels.
-pub(crate) fn name_of_reason(reason: Reason) -> String {
-    let name = serde_json::to_value(reason).ok();
-    let name = name.as_ref().and_then(serde_json::Value::as_str);
-    name.unwrap_or_default().to_owned()
-}
-
 #[cfg(test)]
 mod tests {
+    use netisolation::Reason;
     use pool::{Installed, PoolStats, RebuildState, StockStats, VmmId, VmmUse};
 
     use super::*;

@@ -71,6 +71,12 @@ impl Catalog {
         find(&self.templates, word)
     }
 
+    /// Like [`Catalog::find`], with or without a tag, which is ignored.
+    #[must_use]
+    pub fn find_untagged(&self, reference: &str) -> Option<&Arc<TemplateRecord>> {
+        self.find(split(reference).0)
+    }
+
     /// Resolves an id or a name, with or without a tag.
     #[must_use]
     pub fn resolve(&self, reference: &str) -> Resolved {

@@ -3,11 +3,13 @@
 use std::{net::SocketAddr, time::Duration};
 
 use api::{
-    node,
+    node::{
+        self,
+        settings::{Dir, EtcdLink, Settings, SettingsError},
+    },
     peers::{
         authority::AuthorityError,
         join::{self, JoinError},
-        settings::{Dir, EtcdLink, Settings, SettingsError},
     },
     serve::open_state,
 };

@@ -12,7 +12,7 @@ use model::{Bytes, SandboxId};
 use netisolation::NetEvent;
 use pool::Pool;
 
-use super::{error::ApiError, wire};
+use super::error::ApiError;
 use crate::{
     auth::Authenticator,
     egress::Egress,
@@ -82,14 +82,14 @@ impl Control {
 
     /// Whether a template or a build of this id or name, with or without a tag, is on this node.
     pub(crate) async fn has_template(&self, reference: &str) -> bool {
-        let word = wire::split_tag(reference).0;
-        self.builds.catalog().find(word).is_some() || self.pool.template(reference).await.is_some()
+        self.builds.catalog().find_untagged(reference).is_some()
+            || self.pool.template(reference).await.is_some()
     }
 
     /// The other node that builds and changes a template of which this one has a copy.
     pub(crate) fn home_elsewhere(&self, reference: &str) -> Option<NodeId> {
         let catalog = self.builds.catalog();
-        let template = catalog.find(wire::split_tag(reference).0)?;
+        let template = catalog.find_untagged(reference)?;
         let (home, peers) = template.home.as_ref().zip(self.peers.as_ref())?;
         (home.node != *peers.this()).then(|| home.node.clone())
     }

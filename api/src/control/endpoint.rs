@@ -2,17 +2,8 @@
 
 use axum::routing::{MethodFilter, MethodRouter, on};
 
+pub use super::guard::Access;
 use super::{app::App, spread::Spread};
-use crate::auth::Scope;
-
-/// The access that a route requires.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// No authentication.
-    Public,
-    /// A key with this scope.
-    Key(Scope),
-}
 
 #[derive(Debug)]
 pub struct Endpoint {

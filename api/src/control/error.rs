@@ -16,7 +16,6 @@ use pool::{PoolError, Refusal};
 use rest::{NodeStatus, RestError};
 use tracing::{error, warn};
 
-use super::idempotency::IdempotencyError;
 use crate::{
     auth::AuthError,
     events::HookError,
@@ -128,6 +127,22 @@ pub enum ApiError {
     Pool(#[from] PoolError),
 }
 
+/// Why a request with an idempotency key is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IdempotencyError {
+    #[error("this Idempotency-Key was used for another request: use a new key for each create")]
+    Mismatch,
+    #[error("the first request with this Idempotency-Key is still being processed: try again")]
+    InProgress,
+    /// The first request ended without a response because of a bug.
+    #[error(
+        "the outcome of the first request with this Idempotency-Key is unknown: list the sandboxes, and use a new key"
+    )]
+    OutcomeUnknown,
+    #[error("{0} creates with an Idempotency-Key of this API key are in progress")]
+    TooMany(usize),
+}
+
 impl ApiError {
     /// An error that quotes a client's reference, which may be long.
     pub(super) fn no_template(reference: &str) -> Self {
@@ -189,7 +204,7 @@ impl ApiError {
                 PoolError::Draining
                 | PoolError::Refused(_, Refusal::Crowded | Refusal::Sealed | Refusal::Moving),
             )
-            | Self::Idempotency(IdempotencyError::InProgress | IdempotencyError::TooMany) => {
+            | Self::Idempotency(IdempotencyError::InProgress | IdempotencyError::TooMany(_)) => {
                 Some(Duration::from_secs(1))
             }
             _ => None,
@@ -213,7 +228,7 @@ impl ApiError {
                 IdempotencyError::Mismatch => "idempotency_request_mismatch",
                 IdempotencyError::InProgress => "idempotency_in_progress",
                 IdempotencyError::OutcomeUnknown => "idempotency_outcome_unknown",
-                IdempotencyError::TooMany => return None,
+                IdempotencyError::TooMany(_) => return None,
             }),
             Self::Pool(PoolError::Full { .. } | PoolError::Draining) | Self::NodeClosed(..) => {
                 Some("sandbox_capacity_unavailable")
@@ -261,7 +276,7 @@ fn idempotency_status(why: IdempotencyError) -> StatusCode {
     match why {
         IdempotencyError::Mismatch | IdempotencyError::InProgress => StatusCode::CONFLICT,
         IdempotencyError::OutcomeUnknown => StatusCode::UNPROCESSABLE_ENTITY,
-        IdempotencyError::TooMany => StatusCode::TOO_MANY_REQUESTS,
+        IdempotencyError::TooMany(_) => StatusCode::TOO_MANY_REQUESTS,
     }
 }
 
@@ -407,109 +422,4 @@ impl IntoResponse for ApiError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn id() -> SandboxId {
-        SandboxId::from_random([0; 19])
-    }
-
-    #[test]
-    fn errors_have_the_statuses_that_clients_expect() {
-        let full = || PoolError::Full {
-            why: "memory".into(),
-            retry_after: Duration::from_millis(1200),
-        };
-        let cases: [(ApiError, u16); 20] = [
-            (PoolError::Refused(id(), Refusal::NotFound).into(), 404),
-            (PoolError::Refused(id(), Refusal::AlreadyPaused).into(), 409),
-            (PoolError::Draining.into(), 503),
-            (RegistryError::Pool(full()).into(), 429),
-            (PoolError::NoSpace("disk".into()).into(), 507),
-            (PoolError::TooManySaved(7).into(), 507),
-            (
-                PoolError::TemplateQuota {
-                    taken: 1 << 30,
-                    need: 1,
-                    quota: 1 << 30,
-                }
-                .into(),
-                507,
-            ),
-            (PoolError::NoTemplate("x".into()).into(), 404),
-            (AuthError::Missing.into(), 401),
-            (ApiError::NotImplemented("volumes".into()), 501),
-            (BuildsError::NotWaiting.into(), 400),
-            (BuildsError::Installed("base".into()).into(), 403),
-            (BuildsError::TooMany("32".into()).into(), 429),
-            (UploadError::Quota(1).into(), 507),
-            (GrantError::Expired.into(), 403),
-            (SecretError::Taken("a".into()).into(), 409),
-            (SecretError::NotFound("a".into()).into(), 404),
-            (SecretError::TooMany.into(), 507),
-            (NotSettable(NodeStatus::Unhealthy).into(), 409),
-            (ApiError::NodeClosed("a".into(), NodeStatus::Draining), 503),
-        ];
-        for (error, status) in cases {
-            assert_eq!(error.status().as_u16(), status, "{error}");
-            assert_eq!(error.body().code, status);
-        }
-        let response = ApiError::from(full()).into_response();
-        assert_eq!(response.headers()[RETRY_AFTER], "2");
-    }
-
-    #[test]
-    fn errors_have_the_error_codes_of_the_specification() {
-        let full = PoolError::Full {
-            why: "memory".into(),
-            retry_after: Duration::ZERO,
-        };
-        let silent = || PoolError::AgentSilent(id());
-        let cases: [(ApiError, u16, Option<&str>); 11] = [
-            (ApiError::Unresponsive(id()), 503, Some(UNRESPONSIVE)),
-            (full.into(), 429, Some("sandbox_capacity_unavailable")),
-            (
-                ApiError::NodeClosed("a".into(), NodeStatus::Draining),
-                503,
-                Some("sandbox_capacity_unavailable"),
-            ),
-            (
-                ApiError::of_create(RegistryError::Pool(silent())),
-                503,
-                Some("sandbox_create_failed"),
-            ),
-            (silent().into(), 503, None),
-            (
-                ApiError::of_create(RegistryError::Pool(PoolError::NoTemplate("x".into()))),
-                404,
-                None,
-            ),
-            (
-                IdempotencyError::Mismatch.into(),
-                409,
-                Some("idempotency_request_mismatch"),
-            ),
-            (
-                IdempotencyError::OutcomeUnknown.into(),
-                422,
-                Some("idempotency_outcome_unknown"),
-            ),
-            (
-                SecretError::TooMany.into(),
-                507,
-                Some("secret_limit_reached"),
-            ),
-            (
-                ApiError::Interrupted("x".into()),
-                500,
-                Some("internal_server_error"),
-            ),
-            (ApiError::BadRequest("x".into()), 400, None),
-        ];
-        for (error, status, code) in cases {
-            let body = serde_json::to_value(error.body()).unwrap();
-            assert_eq!(body["code"], status, "{error}");
-            assert_eq!(body["error_code"].as_str(), code, "{error}");
-        }
-    }
-}
+mod tests;

@@ -18,7 +18,7 @@ use super::{
     error::ApiError,
     spread::Spread,
 };
-use crate::{auth::Scope, egress::time_of, json::Json, telemetry::name_of_reason};
+use crate::{auth::Scope, egress::time_of, events::name_of_reason, json::Json};
 
 const READ: Access = Access::Key(Scope::SandboxesRead);
 

@@ -8,7 +8,7 @@ use rest::{NetworkConfig, NetworkUpdate, NewSandbox};
 
 use ::builds::{grant::Authority, request, store};
 
-use crate::{egress::rules::Rules, network::Rewriting, secrets::Value};
+use crate::{network::Rewriting, rules::Rules, secrets::Value};
 
 use super::{EgressConfig, network, paging::Page, query::Query};
 

@@ -10,12 +10,22 @@ use axum::{
 use hyper::{HeaderMap, Method, Uri, header};
 use tracing::debug;
 
-use super::{app::App, endpoint::Access, error::ApiError, wire};
+use super::{app::App, error::ApiError, wire};
 use crate::{
+    auth::Scope,
     peers::{self, Peer},
     proxy::host,
     traces,
 };
+
+/// The access that a route requires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// No authentication.
+    Public,
+    /// A key with this scope.
+    Key(Scope),
+}
 
 /// Passes an authorized request to its route, with its [`Granted`] scopes.
 pub(super) async fn guard(

@@ -26,7 +26,7 @@ use tokio::sync::watch;
 
 use super::{
     app::App,
-    error::ApiError,
+    error::{ApiError, IdempotencyError},
     spread::{Answer, buffered, read},
 };
 use crate::{peers::Peer, traces};
@@ -42,22 +42,6 @@ const WINDOW: Duration = Duration::from_secs(3600);
 const MAX_KEPT: usize = 1000;
 /// How long a repetition waits for the first request.
 const WAIT: Duration = Duration::from_secs(30);
-
-/// Why a request with an idempotency key is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum IdempotencyError {
-    #[error("this Idempotency-Key was used for another request: use a new key for each create")]
-    Mismatch,
-    #[error("the first request with this Idempotency-Key is still being processed: try again")]
-    InProgress,
-    /// The first request ended without a response because of a bug.
-    #[error(
-        "the outcome of the first request with this Idempotency-Key is unknown: list the sandboxes, and use a new key"
-    )]
-    OutcomeUnknown,
-    #[error("{MAX_KEPT} creates with an Idempotency-Key of this API key are in progress")]
-    TooMany,
-}
 
 /// Responses by API key, oldest first.
 #[derive(Debug, Default)]
@@ -111,7 +95,7 @@ impl Table {
         }
         if entries.len() >= MAX_KEPT {
             let oldest = entries.iter().position(|entry| !entry.is_pending());
-            entries.remove(oldest.ok_or(IdempotencyError::TooMany)?);
+            entries.remove(oldest.ok_or(IdempotencyError::TooMany(MAX_KEPT))?);
         }
         let (sender, outcome) = watch::channel(None);
         entries.push_back(Entry {
@@ -330,7 +314,7 @@ mod tests {
         let (table, now) = (Table::default(), Instant::now());
         let enter = |key: usize| table.enter(&asked("a", &key.to_string(), 1), now);
         let held: Vec<_> = (0..MAX_KEPT).map(|key| enter(key).ok()).collect();
-        assert!(matches!(enter(MAX_KEPT), Err(IdempotencyError::TooMany)));
+        assert!(matches!(enter(MAX_KEPT), Err(IdempotencyError::TooMany(_))));
         drop(held);
         assert!(enter(MAX_KEPT).is_ok());
     }

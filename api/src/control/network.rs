@@ -18,11 +18,9 @@ use rest::{NetworkConfig, NetworkUpdate};
 
 use super::{app::App, error::ApiError};
 use crate::{
-    egress::{
-        rules::{RuleError, Rules},
-        socks,
-    },
+    egress::socks,
     network::{EgressConfig, Rewriting},
+    rules::{RuleError, Rules},
     secrets::{SecretError, Secrets},
 };
 

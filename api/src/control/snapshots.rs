@@ -61,7 +61,7 @@ async fn snapshot(
     }
     let names = body.name.filter(|name| !name.is_empty());
     if let Some(name) = &names
-        && app.builds.catalog().find(wire::split_tag(name).0).is_some()
+        && app.builds.catalog().find_untagged(name).is_some()
     {
         return Err(BuildsError::Taken(name.clone()).into());
     }

@@ -26,7 +26,7 @@ use hyper::{
 use model::SandboxId;
 use serde::Deserialize;
 
-use super::{app::App, body::MAX_BODY, endpoint::Access, error::ApiError};
+use super::{app::App, body::MAX_BODY, error::ApiError, guard::Access};
 use crate::{
     peers::{LAST_HOP, Peer, PeerError, Peers, Place, published_name},
     proxy::{Form, Refusal, host},

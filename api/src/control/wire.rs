@@ -11,8 +11,9 @@ use rest::{
 use super::app::Control;
 use crate::{
     auth::{Granted, Scope},
-    egress::{rules, socks},
+    egress::socks,
     registry::View,
+    rules,
 };
 
 /// Version of the envd protocol in the guests. Clients use it to decide which features they can use.

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use crate::{
     auth::random_hex,
-    events::Events,
+    events::{Events, Refusal},
     webhook::{JSON, Webhook},
 };
 
@@ -48,16 +48,6 @@ pub enum AlertAction {
     Command(PathBuf),
     /// A server that receives the alert as the body of a POST.
     Webhook(Webhook),
-}
-
-/// Refused packets or a refused request.
-#[derive(Clone, Debug)]
-pub(crate) struct Refusal {
-    pub(crate) sandbox: SandboxId,
-    pub(crate) count: u64,
-    pub(crate) destination: String,
-    pub(crate) name: Option<String>,
-    pub(crate) reason: String,
 }
 
 /// The alert sent to the operator.

@@ -24,6 +24,7 @@ use super::permits::Permit;
 use super::{Came, Shared, limits::Limits};
 use crate::peers::Peer;
 use crate::proxy::Routes;
+use crate::tcp;
 
 /// HTTP/2 flow-control windows in bytes: how much data that the server has not read yet a client may send on one
 /// stream, and on all streams of a connection together.
@@ -93,7 +94,7 @@ async fn open_node<R: Routes>(
     let Some(nodes) = &server.nodes else {
         return;
     };
-    if stream.set_nodelay(true).is_err() || super::probe(&stream).is_err() {
+    if stream.set_nodelay(true).is_err() || tcp::probe(&stream).is_err() {
         return;
     }
     // The current configuration, because certificates are renewed.
@@ -128,7 +129,7 @@ async fn open<R: Routes>(
     // Commands and their output are small and latency matters: disable Nagle's algorithm.
     let set = stream
         .set_nodelay(true)
-        .and(super::probe(&stream).map_err(Into::into));
+        .and(tcp::probe(&stream).map_err(Into::into));
     if let Err(error) = set {
         tracing::debug!(%peer, %error, "cannot set socket options: the client has already disconnected");
         return;

@@ -24,7 +24,7 @@ use super::guesses::GuessLimiter;
 use super::limits::{BODY_PAUSE, Limits};
 use super::route::Route;
 use crate::auth::Authenticator;
-use crate::peers::{CLIENT, LAST_HOP, Peer, Peers, Place, internal, moves::Moves};
+use crate::peers::{CLIENT, LAST_HOP, Peer, Peers, Place, moves::Moves, wire};
 use crate::proxy::{
     ByPath, Destination, Form, Hosts, Origin, Proxy, Refusal, Routes, Upload, host, isolate,
 };
@@ -185,7 +185,7 @@ impl<R: Routes> Dispatch<R> {
                 let side = backend.cluster.as_ref().ok_or(Refusal::NotMember)?;
                 match side.enter(&mut request, &node, peer)? {
                     Entered::Question => {
-                        if internal::is_long(request.uri().path()) {
+                        if wire::is_long(request.uri().path()) {
                             // A handover ends the wait.
                             drop(ticket);
                         }
@@ -383,11 +383,11 @@ impl ClusterSide {
         address: SocketAddr,
     ) -> Result<Entered, Refusal> {
         let path = request.uri().path();
-        if path == internal::JOIN {
+        if path == wire::JOIN {
             return Ok(Entered::Question);
         }
         self.peers.member(node).ok_or(Refusal::NotMember)?;
-        if path.starts_with(internal::PREFIX) {
+        if path.starts_with(wire::PREFIX) {
             return Ok(Entered::Question);
         }
         let client = request.headers_mut().remove(CLIENT);

@@ -4,16 +4,13 @@
 use std::time::Duration;
 
 use super::peer::TrustedProxies;
+pub use crate::proxy::head::{MAX_FIELDS as FIELDS, MAX_SIZE as HEAD};
 
 /// Connections of all peers together.
 pub const CONNECTIONS: usize = 8192;
 /// Connections of one peer: an IPv4 address, or an IPv6 /64 network. All clients on 127.0.0.1 are one peer. For a
 /// trusted proxy, this limits each client's in-flight requests instead.
 pub const CONNECTIONS_OF_PEER: usize = 4096;
-/// Maximum size of a request head in bytes. A longer HTTP/1.1 head is answered with 431.
-pub const HEAD: usize = 64 << 10;
-/// Maximum number of header fields in an HTTP/1.1 request.
-pub const FIELDS: usize = 128;
 /// Concurrent streams of one HTTP/2 connection.
 pub const STREAMS: u32 = 256;
 /// Maximum duration of a TLS handshake.

@@ -12,7 +12,7 @@ use pki::{
 };
 use sha2::{Digest, Sha256};
 
-use super::settings::{Dir, SettingsError};
+use crate::node::settings::{Dir, SettingsError};
 
 /// Validity in days of the authority, and of the certificates that it signs for nodes.
 const CA_DAYS: u32 = 3650;

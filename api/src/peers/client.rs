@@ -37,8 +37,8 @@ const DIAL: Duration = Duration::from_secs(3);
 const IDLE: usize = 64;
 const IDLE_LIMIT: Duration = Duration::from_secs(60);
 /// Allowance above the limits of a request for the header fields that a server adds to a response.
-const HEAD: usize = 2 * crate::listen::limits::HEAD;
-const FIELDS: usize = crate::listen::limits::FIELDS + 64;
+const HEAD: usize = 2 * crate::proxy::head::MAX_SIZE;
+const FIELDS: usize = crate::proxy::head::MAX_FIELDS + 64;
 
 /// A request to a node that got no response.
 #[derive(Debug, thiserror::Error)]
@@ -176,7 +176,7 @@ async fn secure(
     let stream = TcpStream::connect(address).await?;
     // Commands and their output are small, and latency matters.
     stream.set_nodelay(true)?;
-    crate::listen::probe(&stream)?;
+    crate::tcp::probe(&stream)?;
     let name = ServerName::try_from(host_name(node)).map_err(io::Error::other)?;
     let connector = TlsConnector::from(tls.client());
     let stream = connector.connect(name, stream).await?;

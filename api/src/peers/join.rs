@@ -35,10 +35,12 @@ use tokio_rustls::TlsConnector;
 use super::{
     authority::{Authority, AuthorityError, host_name, key_sum},
     client::Stream,
-    settings::{Dir, ETCD_ROOT, Settings, SettingsError, Shared},
     tls::{OWN, PeerTlsError, certificates},
 };
-use crate::auth::random_hex;
+use crate::{
+    auth::random_hex,
+    node::settings::{Dir, ETCD_ROOT, Settings, SettingsError, Shared},
+};
 
 /// Hex digits of [`Member::identity`].
 const IDENTITY: usize = 32;
@@ -99,10 +101,10 @@ struct Kept {
 /// Body of `POST /cluster/join`.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Join {
+pub(crate) struct Join {
     secret: String,
-    pub(super) node: NodeId,
-    pub(super) identity: String,
+    pub(crate) node: NodeId,
+    pub(crate) identity: String,
     public_key: String,
 }
 
@@ -111,7 +113,7 @@ impl Join {
     ///
     /// # Errors
     /// Returns [`JoinError::Identity`] or [`AuthorityError::Key`] if they are malformed.
-    pub(super) fn applicant(&self) -> Result<Applicant, JoinError> {
+    pub(crate) fn applicant(&self) -> Result<Applicant, JoinError> {
         let is_hex = self.identity.bytes().all(|b| b.is_ascii_hexdigit());
         if self.identity.len() != IDENTITY || !is_hex {
             return Err(JoinError::Identity);
@@ -127,13 +129,13 @@ impl Join {
 /// Body of `POST /cluster/renew`. The public key must equal the one in the member record.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Renew {
+pub(crate) struct Renew {
     public_key: String,
 }
 
 /// The response to both.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Signed {
+pub(crate) struct Signed {
     certificate: String,
     authority: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -195,7 +197,7 @@ fn now_unix_s() -> u64 {
 ///
 /// # Errors
 /// Returns [`JoinError::Spent`] if it is unknown, expired or used.
-pub(super) fn take_token(dir: &Dir, join: &Join) -> Result<(), JoinError> {
+pub(crate) fn take_token(dir: &Dir, join: &Join) -> Result<(), JoinError> {
     if join.secret.len() != 32 || !join.secret.bytes().all(|b| b.is_ascii_hexdigit()) {
         return Err(JoinError::Spent);
     }
@@ -213,7 +215,7 @@ pub(super) fn take_token(dir: &Dir, join: &Join) -> Result<(), JoinError> {
 }
 
 /// Signs the key of a joining node.
-pub(super) fn sign_join(
+pub(crate) fn sign_join(
     authority: &Authority,
     dir: &Dir,
     settings: &Settings,
@@ -226,7 +228,7 @@ pub(super) fn sign_join(
     Ok(signed)
 }
 
-pub(super) fn sign_renewal(
+pub(crate) fn sign_renewal(
     authority: &Authority,
     dir: &Dir,
     member: &Member,
@@ -255,7 +257,7 @@ fn point(public_key: &str) -> Result<Vec<u8>, AuthorityError> {
 }
 
 /// This node's key, for a new certificate.
-pub(super) struct NodeKey(KeyPair);
+pub(crate) struct NodeKey(KeyPair);
 
 impl NodeKey {
     fn generate() -> Result<Self, AuthorityError> {
@@ -263,7 +265,7 @@ impl NodeKey {
     }
 
     /// Loads the node's key. The member record names it, so a renewal keeps it.
-    pub(super) fn load(dir: &Dir) -> Result<Self, JoinError> {
+    pub(crate) fn load(dir: &Dir) -> Result<Self, JoinError> {
         let key = PrivateKeyDer::from_pem_slice(dir.read(OWN)?.as_bytes());
         let key = key.map_err(|_| PeerTlsError::Pem(OWN))?;
         Ok(Self(KeyPair::try_from(&key).map_err(AuthorityError::from)?))
@@ -273,14 +275,14 @@ impl NodeKey {
         URL_SAFE_NO_PAD.encode(self.0.public_key_raw())
     }
 
-    pub(super) fn renewal(&self) -> Renew {
+    pub(crate) fn renewal(&self) -> Renew {
         Renew {
             public_key: self.public(),
         }
     }
 
     /// Writes certificate and key.
-    pub(super) fn keep(&self, dir: &Dir, signed: &Signed) -> Result<(), SettingsError> {
+    pub(crate) fn keep(&self, dir: &Dir, signed: &Signed) -> Result<(), SettingsError> {
         self.store(dir, &signed.certificate)
     }
 

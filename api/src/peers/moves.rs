@@ -56,7 +56,7 @@ pub(crate) use take::Offer;
 pub(crate) use tend::tend;
 
 use super::{Peers, transfer::TransferError};
-use crate::{peers::PeerError, telemetry::Tables};
+use crate::{peers::PeerError, registry::Opener, telemetry::Tables};
 
 /// Directory for incoming files, below the state directory.
 const INCOMING: &str = "incoming";
@@ -183,6 +183,14 @@ impl Moves {
             while tasks.try_join_next().is_some() {}
             tasks.spawn(boxed(task));
         }
+    }
+
+    /// For the registry, which does not depend on this module.
+    pub(crate) fn opener(self) -> Opener {
+        Opener(Arc::new(move |id: SandboxId| {
+            let moves = self.clone();
+            boxed(async move { moves.open(&id).await.map_err(|why| model::chain(&why)) })
+        }))
     }
 
     /// Stops all tasks, so that the next process can take over. It continues from their notes.

@@ -74,7 +74,7 @@ impl Peers {
 ///
 /// # Errors
 /// Returns an error if they cannot be stored.
-pub(super) async fn merge(secrets: &Secrets, batch: Batch) -> io::Result<usize> {
+pub(crate) async fn merge(secrets: &Secrets, batch: Batch) -> io::Result<usize> {
     let secrets = secrets.clone();
     blocking(move || secrets.merge(batch, unix_ms()).map_err(io::Error::other)).await
 }

@@ -13,11 +13,12 @@ use cluster::{
 };
 use model::Platform;
 
+use crate::node::settings::{Dir, ETCD_ROOT, EtcdLink, Settings, SettingsError};
+
 use super::{
     PeerTls, Peers,
     authority::{Authority, AuthorityError},
     join::JoinError,
-    settings::{Dir, ETCD_ROOT, EtcdLink, Settings, SettingsError},
     tls::{OWN, PeerTlsError, own_key, verifier},
     transfer::TransferLimits,
 };
@@ -199,7 +200,7 @@ fn etcd_config(dir: &Dir, settings: &Settings, identity: &str) -> EtcdConfig {
 ///
 /// # Errors
 /// Returns [`AuthorityError::Elsewhere`] if the authority's key is not on this node.
-pub(super) fn registrar(dir: &Dir, settings: &Settings) -> Result<Registrar, AuthorityError> {
+pub(crate) fn registrar(dir: &Dir, settings: &Settings) -> Result<Registrar, AuthorityError> {
     let authority = Authority::load(dir, &settings.cluster)?;
     Ok(Registrar {
         signer: authority.signer()?,

@@ -43,8 +43,9 @@ use rest::NodeStatus;
 use tasks::{blocking, boxed};
 use tokio::{task::JoinSet, time::Instant};
 
-use super::{PeerError, Peers, deleted::Deleted, question, settings::Dir};
+use super::{PeerError, Peers, question};
 use crate::node::OwnNode;
+use crate::node::{deleted::Deleted, settings::Dir};
 pub(crate) use give::{Asked, Kept, Page, WantedBuild, offer, shelf};
 use give::{Pages, Shelf};
 use plan::{Missing, Plan, Scene};

@@ -17,10 +17,9 @@ use rustls::{
 
 use sha2::{Digest, Sha256};
 
-use super::{
-    authority::host_name,
-    settings::{Dir, SettingsError},
-};
+use crate::node::settings::{Dir, SettingsError};
+
+use super::authority::host_name;
 
 /// Length of an uncompressed point of P-256 (SEC 1, 2.3.3), which ends its SubjectPublicKeyInfo.
 const POINT: usize = 65;

@@ -11,6 +11,10 @@ use axum::http::{
 use super::TRAFFIC_TOKEN;
 use crate::registry::Route;
 
+/// Maximum size of a request head in bytes. A longer HTTP/1.1 head is answered with 431.
+pub const MAX_SIZE: usize = 64 << 10;
+/// Maximum number of header fields in an HTTP/1.1 request.
+pub const MAX_FIELDS: usize = 128;
 /// Placeholder for the port in `maskRequestHost`.
 const PORT_WORD: &str = "${PORT}";
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");

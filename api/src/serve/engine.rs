@@ -11,7 +11,8 @@ use builds::{
     store::{Contents, Store},
     uploads::Uploads,
 };
-use netisolation::{Isolation, ResolverSockets};
+use model::SandboxId;
+use netisolation::{EventLog, Isolation, ResolverSockets};
 use pool::{Ids, OnClose, Pool, StateLock};
 use tasks::{boxed, on_thread};
 use tokio::{sync::mpsc, task::JoinSet};
@@ -26,7 +27,7 @@ use crate::{
     network,
     node::OwnNode,
     peers::{
-        NodeMachinery, follow_status, internal_router,
+        NodeMachinery, follow_status,
         metrics::log_events,
         moves::{Moves, tend},
         publish, renew,
@@ -34,7 +35,7 @@ use crate::{
         watch_roster,
     },
     proxy::Proxy,
-    registry::{Followers, Registry, sample_all},
+    registry::{Registry, sample_all},
     secrets::Secrets,
     telemetry::Telemetry,
 };
@@ -118,7 +119,11 @@ impl Engine {
         let (pool, recovered, ended) = opened.map_err(ServeError::Pool)?;
         let refused = network.as_ref().map(|network| network.log.clone());
         let found = Found::new(&recovered, changes);
-        let registry = Registry::open(pool.clone(), recovered.alive);
+        let moves = peers
+            .as_ref()
+            .map(|peers| Moves::new(peers.clone(), pool.clone(), &state));
+        let opener = moves.clone().map(Moves::opener);
+        let registry = Registry::open(pool.clone(), recovered.alive, opener);
         let egress = match (prepared, &isolation) {
             (Some(prepared), Some(isolation)) => {
                 let forbidden = network
@@ -130,12 +135,8 @@ impl Engine {
             }
             (Some(_) | None, _) => None,
         };
-        let followers = Followers {
-            refused,
-            egress: egress.clone(),
-            alerts,
-        };
-        tasks.spawn(boxed(registry.clone().forget_ended(ended, followers)));
+        let forget = forget(refused, egress.clone(), alerts);
+        tasks.spawn(boxed(registry.clone().forget_ended(ended, forget)));
         tasks.spawn(boxed(sample_all(registry.clone())));
         if !authenticator.is_open() {
             tasks.spawn(boxed(watch_keys(keys, authenticator.clone())));
@@ -168,12 +169,6 @@ impl Engine {
         };
         let forbidden = spec.webhooks_forbidden.clone();
         let lives = events.start(history, found, Box::new(templates), forbidden);
-        let moves = peers
-            .as_ref()
-            .map(|peers| Moves::new(peers.clone(), pool.clone(), &state));
-        if let Some(moves) = &moves {
-            registry.set_moves(moves.clone());
-        }
         let app = Arc::new(Control {
             events,
             registry: registry.clone(),
@@ -227,7 +222,7 @@ impl Engine {
         tasks.spawn(boxed(renew(peers.clone())));
         tasks.spawn(boxed(watch_roster(peers.clone(), authenticator, secrets)));
         tasks.spawn(boxed(tend(moves.clone())));
-        let internal = internal_router(app, peers.clone(), moves.clone(), executor);
+        let internal = control::internal_router(app, peers.clone(), moves.clone(), executor);
         Ok((engine, backend.with_peers(peers, moves, internal)))
     }
 
@@ -283,6 +278,26 @@ impl Engine {
             tracing::error!(%error, "cannot close the network of the sandboxes");
         }
         sockets.ok()
+    }
+}
+
+/// Removes what the network and the proxy have recorded of a sandbox that has ended.
+fn forget(
+    refused: Option<EventLog>,
+    egress: Option<Egress>,
+    alerts: Option<Alerts>,
+) -> impl Fn(&SandboxId) {
+    move |id| {
+        if let Some(egress) = &egress {
+            egress.cut(id);
+            egress.calls.log.forget(id);
+        }
+        if let Some(refused) = &refused {
+            refused.forget(id);
+        }
+        if let Some(alerts) = &alerts {
+            alerts.forget(id);
+        }
     }
 }
 

@@ -3,10 +3,8 @@
 use netisolation::Counters;
 use pool::{PoolStats, RebuildState, StockStats};
 
-use super::{
-    name_of_reason,
-    table::{Labels, Tables},
-};
+use super::table::{Labels, Tables};
+use crate::events::name_of_reason;
 
 impl Tables {
     /// Adds the metrics of the pool and of its network.

@@ -8,7 +8,8 @@ use pool::{BaseKind, PauseMode, PauseNeeds};
 
 use super::*;
 use crate::{
-    peers::{PeerTls, join, settings::Dir, transfer::TransferLimits},
+    node::settings::Dir,
+    peers::{PeerTls, join, transfer::TransferLimits},
     registry::tests::empty_pool,
 };
 

@@ -10,7 +10,7 @@ use builds::record::{Home, TemplateRecord};
 use cluster::NodeId;
 
 use super::give::{Listed, Shelf, home_of};
-use crate::peers::deleted::Deleted;
+use crate::node::deleted::Deleted;
 
 /// Input of the plan.
 pub(super) struct Scene<'a> {

@@ -5,7 +5,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::{
-    peers::settings::{Dir, Settings, Shared},
+    node::settings::{Dir, Settings, Shared},
     secrets::{KeySource, MAX_SECRETS},
 };
 

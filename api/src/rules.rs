@@ -4,6 +4,8 @@
 //! most one transform. A rule without headers hides the rules for shorter suffixes. The proxy reads its requests and
 //! compares their names, as with every rule. A rule does not permit any traffic.
 
+mod template;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use ::egress::control::{Ask, NOT_FOR_RULES, RuleOutcome};
@@ -12,8 +14,8 @@ use netisolation::NamePattern;
 use rest::NetworkConfig;
 use serde_json::{Map, Value as Json};
 
-use super::template::{MASK, Template, TemplateError};
 use crate::secrets::Value;
+use template::{MASK, Template, TemplateError};
 
 /// Maximum number of hosts with rules.
 const MAX_HOSTS: usize = 256;

@@ -36,36 +36,24 @@ use hyper::StatusCode;
 use model::{SandboxId, clock::unix_ms};
 use pool::GivesBase;
 use rest::{LostSandbox, RestError};
-use serde::{Deserialize, Serialize};
 
-use super::{
-    MAX_ANSWER, Peer, PeerState, Peers,
-    authority::AuthorityError,
-    join::{Join, JoinError, Renew, Signed, sign_join, sign_renewal, take_token},
-    moves::{Asked, MoveError, Moves, Offer},
-    secrets::merge,
-    spec::registrar,
-    templates,
-};
+use super::{app::App, error::ApiError, nodes, wire};
 use crate::{
-    control::{ApiError, App, own_node},
     json::Json,
+    peers::{
+        MAX_ANSWER, Peer, PeerState, Peers,
+        authority::AuthorityError,
+        join::{Join, JoinError, Renew, Signed, sign_join, sign_renewal, take_token},
+        merge_secrets,
+        moves::{Asked, MoveError, Moves, Offer},
+        registrar, templates,
+        wire::{JOIN, Removal, SignedUrl, TemplateName},
+    },
     secrets::merge::{Batch, Stamps},
 };
 
 /// Maximum size of a request body.
 const MAX_BODY: usize = 64 << 10;
-
-/// Path prefix of these routes.
-pub const PREFIX: &str = "/cluster/";
-/// The only route that accepts hosts that are not members.
-pub const JOIN: &str = "/cluster/join";
-
-/// Whether the response may take minutes, because it waits for files.
-#[must_use]
-pub fn is_long(path: &str) -> bool {
-    path == "/cluster/moves" || path.starts_with("/cluster/files/")
-}
 
 #[derive(Clone)]
 struct Internal {
@@ -112,13 +100,13 @@ async fn state(State(internal): State<Internal>) -> Result<Json<PeerState>, ApiE
     let sandboxes = views.iter().map(|view| LostSandbox {
         sandbox_id: view.sandbox.id.to_string(),
         template_id: catalog.id_for_clients(&view.sandbox.template.id).to_owned(),
-        state: crate::control::state_of(view.sandbox.state),
+        state: wire::state(view.sandbox.state),
         started_at: Timestamp::from_unix_ms(view.note.started_at),
         seen_at: now,
     });
     Ok(Json(PeerState {
         sandboxes: sandboxes.collect(),
-        node: own_node(app).await?,
+        node: nodes::own(app).await?,
         keys: app.authenticator.own_keys(),
         secrets: Some(app.secrets.digest()),
     }))
@@ -132,7 +120,7 @@ async fn put_secrets(State(internal): State<Internal>, body: Bytes) -> StatusCod
     let Ok(batch) = Batch::parse(&body) else {
         return StatusCode::BAD_REQUEST;
     };
-    match merge(&internal.app.secrets, batch).await {
+    match merge_secrets(&internal.app.secrets, batch).await {
         Ok(0) => StatusCode::NO_CONTENT,
         Ok(_) => StatusCode::CONFLICT,
         Err(why) => {
@@ -140,14 +128,6 @@ async fn put_secrets(State(internal): State<Internal>, body: Bytes) -> StatusCod
             StatusCode::INTERNAL_SERVER_ERROR
         }
     }
-}
-
-/// Body of `POST /cluster/signed`.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct SignedUrl {
-    pub(crate) query: String,
-    /// `read` or `write`.
-    pub(crate) operation: String,
 }
 
 async fn signed(
@@ -165,15 +145,6 @@ async fn signed(
             .registry
             .find_by_signature(&asked.query, operation),
     )
-}
-
-/// Body of `POST /cluster/template`.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct TemplateName {
-    pub(crate) name: String,
-    /// Whether a copy qualifies while the home is unreachable.
-    #[serde(default)]
-    pub(crate) is_by_copies: bool,
 }
 
 async fn template(State(internal): State<Internal>, Json(asked): Json<TemplateName>) -> Json<bool> {
@@ -335,16 +306,6 @@ async fn renew(
     let signed = sign_renewal(&authority, peers.dir(), member, &asked)?;
     tracing::info!(%node, "renewed the certificate of another node");
     Ok(Json(signed))
-}
-
-/// The result of a removal.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Removal {
-    Removed,
-    NotMember,
-    Lives,
-    /// The removal failed, or this node does not have the authority's key.
-    Failed(String),
 }
 
 async fn remove(State(internal): State<Internal>, Json(node): Json<NodeId>) -> Json<Removal> {

@@ -33,7 +33,7 @@ const FILE: &str = "cluster.json";
 const MAX_FILE: u64 = 64 << 10;
 
 /// Certificate and key of etcd's user `root`.
-pub(super) const ETCD_ROOT: &str = "etcd-root.pem";
+pub(crate) const ETCD_ROOT: &str = "etcd-root.pem";
 /// Name of the directory in the state directory.
 pub const DIRECTORY: &str = "cluster";
 
@@ -275,7 +275,7 @@ impl Dir {
     }
 
     /// Removes a file; `false` if it does not exist.
-    pub(super) fn remove(&self, name: &str) -> Result<bool, SettingsError> {
+    pub(crate) fn remove(&self, name: &str) -> Result<bool, SettingsError> {
         match fs::remove_file(self.path(name)) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
