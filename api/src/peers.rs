@@ -22,7 +22,9 @@ pub mod join;
 pub mod tls;
 
 // Requests to another node, and from one.
+mod ask;
 mod client;
+mod forward;
 pub mod wire;
 
 // What nodes publish of themselves, and see of each other.
@@ -41,21 +43,17 @@ pub(crate) mod moves;
 pub(crate) mod metrics;
 
 use std::{
-    net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use axum::body::{Body, Bytes};
-use axum::http::{HeaderName, HeaderValue, Request, Response};
+use axum::http::HeaderName;
 use builds::owner::BuildsError;
-use cluster::{Cluster, ClusterError, Health, NodeId, NodeState, Route, Tagged, View};
-use http_body_util::{BodyExt, Limited};
+use cluster::{Cluster, ClusterError, Health, NodeId, NodeState, Route, Tagged};
 use model::SandboxId;
-use serde::de::DeserializeOwned;
-use tasks::boxed;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 
+pub(crate) use ask::{MAX_ANSWER, question};
 pub use client::{PeerClient, PeerError};
 pub(crate) use machinery::NodeMachinery;
 pub(crate) use publish::{follow_status, publish, published_name, renew};
@@ -67,15 +65,13 @@ pub(crate) use spec::registrar;
 pub use tls::{Peer, PeerTls};
 
 use crate::{
-    auth::{Bucket, Rate, presented_sum, remove_keys},
+    auth::{Bucket, Rate},
     node::settings::{Dir, Settings},
-    proxy::{Refusal, Relay, Upload, head},
-    registry::check_signed,
+    proxy::Refusal,
 };
 use authority::{Authority, AuthorityError};
-use hyper::{StatusCode, body::Incoming};
 use templates::Templates;
-use transfer::{Fetch, FileList, Offers, TransferError, TransferLimits};
+use transfer::{Offers, TransferLimits};
 
 /// The client's address of a forwarded request. Accepted on the cluster listener only.
 pub const CLIENT: HeaderName = HeaderName::from_static("x-cube-client");
@@ -85,26 +81,14 @@ pub const CLIENT: HeaderName = HeaderName::from_static("x-cube-client");
 pub const KEY: HeaderName = HeaderName::from_static("x-cube-key");
 /// Marks a request that must not be forwarded again. Accepted on the cluster listener only.
 pub const LAST_HOP: HeaderName = HeaderName::from_static("x-cube-last-hop");
-/// Timeout of a request to another node.
-const ASK: Duration = Duration::from_secs(5);
-/// Timeout of a request for which another node hashes files or sends a chunk.
-const SUM: Duration = Duration::from_secs(900);
-const SEND: Duration = Duration::from_secs(60);
 /// Maximum number of concurrent cluster-wide lookups of signed file URLs, which clients send without a key.
 const SIGNED: usize = 64;
-/// How long a node may be unreachable while this one waits for files from it.
-const GONE: Duration = Duration::from_secs(10);
-/// How long a node may be unreachable while a client's request waits for its response. Longer than a reload takes.
-const LEFT: Duration = Duration::from_secs(3);
 /// Rate limit of cluster-wide lookups for requests without a key: signed file URLs that name no sandbox, and uploads
 /// for templates that are not on this node. Each lookup costs every node a search.
 const KEYLESS: Rate = Rate {
     per_second: 50,
     burst: 200,
 };
-/// Maximum size of a response in bytes.
-pub(crate) const MAX_ANSWER: usize = 8 << 20;
-const MAX_REFUSAL: usize = 4 << 10;
 
 /// The other nodes. Clones refer to the same cluster.
 #[derive(Clone, Debug)]
@@ -303,114 +287,6 @@ impl Peers {
         }
     }
 
-    /// Forwards a request of `from` to a node unchanged. `host` is the host that the request names. If the response
-    /// upgrades the connection, `held` is kept until the upgraded connection ends.
-    ///
-    /// # Errors
-    /// Returns [`Refusal::NodeFailed`] if there is no response.
-    pub(crate) async fn forward(
-        &self,
-        node: &NodeId,
-        request: Request<Upload>,
-        from: SocketAddr,
-        host: &str,
-        held: impl Send + 'static,
-    ) -> Result<Response<Body>, Refusal> {
-        let is_forwarded = request.extensions().get::<Arc<Peer>>().is_some();
-        let (relay, mut request) = Relay::of(request, host);
-        mark(request.headers_mut(), from, is_forwarded);
-        let failed = |why: PeerError| {
-            let why = model::chain(&why);
-            tracing::warn!(%node, why, "cannot forward a request to another node");
-            Refusal::NodeFailed { why }
-        };
-        let sent = self.send_while_there(node, request.map(Body::new)).await;
-        let response = relay.response(sent.map_err(failed)?, held, Body::new);
-        response.ok_or_else(|| Refusal::NodeFailed {
-            why: format!("node {node} switched protocols without an upgrade request"),
-        })
-    }
-
-    /// Sends a control-plane request whose body is in memory or comes from this node's router.
-    ///
-    /// # Errors
-    /// Returns [`PeerError`] if there is no response.
-    pub(crate) async fn pass(
-        &self,
-        node: &NodeId,
-        request: Request<Body>,
-        from: SocketAddr,
-        host: &str,
-    ) -> Result<Response<Body>, PeerError> {
-        let (mut parts, body) = request.into_parts();
-        let is_forwarded = parts.extensions.get::<Arc<Peer>>().is_some();
-        let key = key_for(&parts.headers, is_forwarded);
-        head::to_successor(&mut parts, host, None);
-        mark(&mut parts.headers, from, is_forwarded);
-        name_key(&mut parts.headers, key);
-        let request = Request::from_parts(parts, body);
-        let response = self.send_while_there(node, request).await?;
-        let (mut parts, body) = response.into_parts();
-        head::to_client(&mut parts);
-        Ok(Response::from_parts(parts, Body::new(body)))
-    }
-
-    /// Sends a request and gives up after the node has been unreachable for [`LEFT`]. A host that loses power closes no
-    /// connections, and TCP would wait for a quarter of an hour.
-    async fn send_while_there(
-        &self,
-        node: &NodeId,
-        request: Request<Body>,
-    ) -> Result<Response<Incoming>, PeerError> {
-        self.while_there(node, LEFT, self.0.client.send(node, request))
-            .await
-    }
-
-    /// The result of a request to a node, or an error once the node has been unreachable for `limit` without
-    /// interruption.
-    async fn while_there<T>(
-        &self,
-        node: &NodeId,
-        limit: Duration,
-        asked: impl Future<Output = Result<T, PeerError>>,
-    ) -> Result<T, PeerError> {
-        tokio::select! {
-            answer = asked => answer,
-            () = gone(self.0.cluster.views(), node, limit) => Err(PeerError::Away {
-                node: node.clone(),
-                limit_s: limit.as_secs(),
-            }),
-        }
-    }
-
-    /// Finds a node that serves requests for the template with this id or name. With `is_by_copies`, a node that has a
-    /// copy qualifies while the template's home is unreachable.
-    pub(crate) async fn with_template(&self, name: &str, is_by_copies: bool) -> Option<NodeId> {
-        let asked = wire::TemplateName {
-            name: name.to_owned(),
-            is_by_copies,
-        };
-        let found = self.ask_all::<bool>("/cluster/template", &asked, |has| *has);
-        found.await.map(|(node, _)| node)
-    }
-
-    /// Finds the sandbox whose token signed a file URL, and its node.
-    pub(crate) async fn signer(
-        &self,
-        query: &str,
-        operation: &'static str,
-    ) -> Option<(NodeId, SandboxId)> {
-        let asked = wire::SignedUrl {
-            query: query.to_owned(),
-            operation: operation.to_owned(),
-        };
-        check_signed(query).ok()?;
-        let _asking = self.0.signed.acquire().await.ok()?;
-        let found = self.ask_all::<Option<SandboxId>>("/cluster/signed", &asked, Option::is_some);
-        let (node, id) = found.await?;
-        Some((node, id?))
-    }
-
     /// Counts one cluster-wide lookup for a request without a key.
     ///
     /// # Errors
@@ -428,55 +304,6 @@ impl Peers {
     fn keyless(&self) -> MutexGuard<'_, Bucket> {
         let locked = self.0.keyless.lock();
         locked.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Sends a request to all nodes at the same time and returns the first matching response.
-    async fn ask_all<T: DeserializeOwned + Send + 'static>(
-        &self,
-        path: &'static str,
-        asked: &impl serde::Serialize,
-        is_wanted: impl Fn(&T) -> bool,
-    ) -> Option<(NodeId, T)> {
-        let body = serde_json::to_vec(asked).ok()?;
-        let mut answers = tokio::task::JoinSet::new();
-        for node in self.others() {
-            let (peers, request) = (self.clone(), question("POST", path, body.clone()));
-            answers.spawn(boxed(async move {
-                (peers.ask::<T>(&node, request).await, node)
-            }));
-        }
-        while let Some(done) = answers.join_next().await {
-            match done {
-                Ok((Ok(answer), node)) if is_wanted(&answer) => return Some((node, answer)),
-                Ok((Err(why), _)) => {
-                    tracing::debug!(why = %model::chain(&why), "no response from another node")
-                }
-                Ok((Ok(_), _)) | Err(_) => {}
-            }
-        }
-        None
-    }
-
-    /// Sends a notification to all other nodes at the same time and returns those that did not confirm it, with
-    /// reasons.
-    async fn unconfirmed<F>(&self, tell: impl Fn(Self, NodeId) -> F) -> Vec<(NodeId, String)>
-    where
-        F: Future<Output = Result<(), String>> + Send + 'static,
-    {
-        let mut told = tokio::task::JoinSet::new();
-        for node in self.others() {
-            let answer = tell(self.clone(), node.clone());
-            told.spawn(boxed(
-                async move { answer.await.map_err(|why| (node, why)) },
-            ));
-        }
-        let mut unconfirmed = Vec::new();
-        while let Some(done) = told.join_next().await {
-            if let Ok(Err(by)) = done {
-                unconfirmed.push(by);
-            }
-        }
-        unconfirmed
     }
 
     pub(crate) fn templates(&self) -> &Templates {
@@ -509,196 +336,6 @@ impl Peers {
     pub(crate) fn offers(&self) -> &Offers {
         &self.0.offers
     }
-
-    /// Lists the files that a node offers under a key.
-    ///
-    /// # Errors
-    /// Returns [`TransferError::NotOffered`], or the errors of the request.
-    pub(crate) async fn list_files(
-        &self,
-        node: &NodeId,
-        key: &str,
-    ) -> Result<FileList, TransferError> {
-        let question = question("GET", &format!("/cluster/files/{key}"), Vec::new());
-        let (status, bytes) = self.read_long(node, question, MAX_ANSWER, SUM).await?;
-        if status == StatusCode::NOT_FOUND {
-            let (node, key) = (node.clone(), key.to_owned());
-            return Err(TransferError::NotOffered { node, key });
-        }
-        Ok(answer_of(node, status, &bytes)?)
-    }
-
-    /// Fetches the files that a node offers into a directory that nothing else uses. Returns the number of bytes
-    /// received. Continues from files that an interrupted attempt left there.
-    ///
-    /// # Errors
-    /// Returns [`TransferError`]. Files fetched so far are kept for the next attempt.
-    pub(crate) async fn fetch_files(
-        &self,
-        node: &NodeId,
-        key: &str,
-        list: &FileList,
-        dir: &std::path::Path,
-    ) -> Result<u64, TransferError> {
-        let source = Remote {
-            peers: self.clone(),
-            node: node.clone(),
-        };
-        let fetch = Fetch { key, list, dir };
-        fetch.run(&source, &self.0.rate, self.0.transfers).await
-    }
-
-    /// Sends one of this node's own requests to another node.
-    ///
-    /// # Errors
-    /// Returns [`PeerError`] if no response of the expected form arrives in time.
-    pub(crate) async fn ask<T: DeserializeOwned>(
-        &self,
-        node: &NodeId,
-        request: Request<Body>,
-    ) -> Result<T, PeerError> {
-        let (status, bytes) = self.read(node, request, MAX_ANSWER, ASK).await?;
-        answer_of(node, status, &bytes)
-    }
-
-    /// Like [`Self::read`], for responses that may take long. A server that is stopped (SIGSTOP) keeps its connections
-    /// but loses its lease, so this gives up after [`GONE`] without a lease.
-    async fn read_long(
-        &self,
-        node: &NodeId,
-        request: Request<Body>,
-        most: usize,
-        limit: Duration,
-    ) -> Result<(StatusCode, Bytes), PeerError> {
-        self.while_there(node, GONE, self.read(node, request, most, limit))
-            .await
-    }
-
-    /// Sends a request and reads a response of at most `most` bytes within `limit`.
-    async fn read(
-        &self,
-        node: &NodeId,
-        request: Request<Body>,
-        most: usize,
-        limit: Duration,
-    ) -> Result<(StatusCode, Bytes), PeerError> {
-        let asked = async {
-            let response = self.0.client.send(node, request).await?;
-            let status = response.status();
-            let body = Limited::new(response.into_body(), most).collect().await;
-            let body = body.map_err(|why| malformed(node, why.to_string()))?;
-            Ok((status, body.to_bytes()))
-        };
-        let late = |_| PeerError::Late {
-            node: node.clone(),
-            limit_s: limit.as_secs(),
-        };
-        tokio::time::timeout(limit, asked).await.map_err(late)?
-    }
-}
-
-/// Returns when a node has been unreachable for `limit` without interruption.
-async fn gone(mut views: watch::Receiver<Arc<View>>, node: &NodeId, limit: Duration) {
-    loop {
-        let left = views.wait_for(|view| !view.nodes.contains_key(node));
-        let mut is_open = left.await.is_ok();
-        if is_open {
-            let back = views.wait_for(|view| view.nodes.contains_key(node));
-            match tokio::time::timeout(limit, back).await {
-                Ok(back) => is_open = back.is_ok(),
-                Err(_) => return,
-            }
-        }
-        if !is_open {
-            // The view no longer changes.
-            std::future::pending::<()>().await;
-        }
-    }
-}
-
-fn malformed(node: &NodeId, why: String) -> PeerError {
-    PeerError::Malformed {
-        node: node.clone(),
-        why,
-    }
-}
-
-fn answer_of<T: DeserializeOwned>(
-    node: &NodeId,
-    status: StatusCode,
-    bytes: &Bytes,
-) -> Result<T, PeerError> {
-    if !status.is_success() {
-        let text: String = String::from_utf8_lossy(bytes).chars().take(300).collect();
-        return Err(malformed(node, format!("status {status}: {text}")));
-    }
-    serde_json::from_slice(bytes).map_err(|why| malformed(node, why.to_string()))
-}
-
-/// A node from which files are fetched.
-#[derive(Clone)]
-struct Remote {
-    peers: Peers,
-    node: NodeId,
-}
-
-impl transfer::Source for Remote {
-    fn node(&self) -> &NodeId {
-        &self.node
-    }
-
-    async fn get(&self, path: String, most: usize) -> Result<(StatusCode, Bytes), PeerError> {
-        let question = question("GET", &path, Vec::new());
-        // Refusals carry a text.
-        let most = most.max(MAX_REFUSAL);
-        self.peers.read_long(&self.node, question, most, SEND).await
-    }
-}
-
-/// Sets the client's address, replacing any that the client sent, and marks the second hop.
-fn mark(headers: &mut axum::http::HeaderMap, from: SocketAddr, is_forwarded: bool) {
-    // Requests for sandboxes need no API key. This header is valid only if this node has set it, so the client's is
-    // removed.
-    headers.remove(KEY);
-    headers.remove(LAST_HOP);
-    if is_forwarded {
-        headers.insert(LAST_HOP, HeaderValue::from_static("1"));
-    }
-    headers.remove(CLIENT);
-    if let Ok(value) = HeaderValue::try_from(from.to_string()) {
-        headers.insert(CLIENT, value);
-    }
-}
-
-/// The key of a control-plane request, either from the node that forwarded it or from the client.
-fn key_for(headers: &axum::http::HeaderMap, is_forwarded: bool) -> Option<HeaderValue> {
-    if is_forwarded {
-        return headers.get(KEY).cloned();
-    }
-    HeaderValue::try_from(presented_sum(headers)?).ok()
-}
-
-/// Replaces the key with its hash.
-fn name_key(headers: &mut axum::http::HeaderMap, key: Option<HeaderValue>) {
-    remove_keys(headers);
-    if let Some(key) = key {
-        headers.insert(KEY, key);
-    }
-}
-
-/// A request to another node, for [`Peers::ask`].
-pub(crate) fn question(method: &str, path: &str, body: Vec<u8>) -> Request<Body> {
-    let mut request = Request::new(Body::from(body));
-    *request.method_mut() = method.parse().unwrap_or_default();
-    *request.uri_mut() = path.parse().unwrap_or_default();
-    let json = HeaderValue::from_static("application/json");
-    let headers = request.headers_mut();
-    headers.insert(axum::http::header::CONTENT_TYPE, json);
-    headers.insert(
-        axum::http::header::HOST,
-        HeaderValue::from_static("node.cube.internal"),
-    );
-    request
 }
 
 /// The status of a node in E2B's terms.
@@ -721,74 +358,5 @@ pub fn state_of(status: rest::NodeStatus) -> Option<NodeState> {
         NodeStatus::Standby => Some(NodeState::Cordoned),
         NodeStatus::Draining => Some(NodeState::Draining),
         NodeStatus::Connecting | NodeStatus::Unhealthy => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use cluster::{CpuKind, Node};
-    use model::Platform;
-
-    use super::*;
-
-    fn view(nodes: &[&str]) -> Arc<View> {
-        let node = |name: &&str| Node {
-            id: name.parse().unwrap(),
-            identity: String::new(),
-            address: String::new(),
-            incarnation: "0".parse().unwrap(),
-            platform: Platform::Ring3,
-            cpu: CpuKind::default(),
-            version: String::new(),
-        };
-        let nodes = nodes.iter().map(node).map(|node| (node.id.clone(), node));
-        Arc::new(View {
-            nodes: Arc::new(nodes.collect::<BTreeMap<_, _>>()),
-            ..View::default()
-        })
-    }
-
-    #[test]
-    fn a_forwarded_request_names_the_key_of_the_client_and_does_not_have_it() {
-        let mut headers = axum::http::HeaderMap::new();
-        headers.insert("authorization", HeaderValue::from_static("Bearer secret"));
-        headers.insert(KEY, HeaderValue::from_static("of the client"));
-        let sum = presented_sum(&headers).unwrap();
-        let key = key_for(&headers, false);
-        mark(&mut headers, ([10, 0, 0, 1], 1).into(), false);
-        name_key(&mut headers, key);
-        assert_eq!(headers[KEY], sum);
-        assert!(!format!("{headers:?}").contains("secret"), "{headers:?}");
-        // The second hop sends the hash of the same key.
-        let key = key_for(&headers, true);
-        assert_eq!(key.as_ref(), Some(&headers[KEY]));
-        // A request for a sandbox has no key.
-        mark(&mut headers, ([10, 0, 0, 1], 1).into(), true);
-        assert_eq!(headers.get(KEY), None);
-        name_key(&mut headers, key);
-        assert_eq!(headers[KEY], sum);
-    }
-
-    #[tokio::test]
-    async fn only_a_node_that_stays_away_is_gone() {
-        let (views, seen) = watch::channel(view(&["a", "b"]));
-        let node: NodeId = "a".parse().unwrap();
-        let (short, long) = (Duration::from_millis(20), Duration::from_secs(600));
-        let mut gone_soon = Box::pin(gone(seen.clone(), &node, short));
-        let mut gone_late = Box::pin(gone(seen, &node, long));
-        // The node is reachable.
-        let waited = tokio::time::timeout(3 * short, &mut gone_soon).await;
-        assert!(waited.is_err());
-        views.send_replace(view(&["b"]));
-        let waited = tokio::time::timeout(3 * short, &mut gone_late).await;
-        assert!(waited.is_err(), "it may return");
-        let waited = tokio::time::timeout(Duration::from_secs(10), gone_soon).await;
-        assert!(waited.is_ok());
-        views.send_replace(view(&["a"]));
-        drop(views);
-        let waited = tokio::time::timeout(3 * short, gone_late).await;
-        assert!(waited.is_err(), "it has returned");
     }
 }

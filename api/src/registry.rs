@@ -5,32 +5,30 @@
 //! parsed notes and keeps samples, both of which are lost when the server exits.
 
 mod error;
+mod lease;
 pub mod note;
+mod opener;
 mod renewal;
 mod route;
 mod sample;
 mod signature;
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet, VecDeque},
-    fmt,
+    collections::{HashMap, HashSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use builds::machine;
 use model::SandboxId;
 use netisolation::Policy;
-use pool::{
-    CreateSpec, Ended, LifeEvent, Lifetime, OnTimeout, Pool, PoolError, Priority, Refusal, Sandbox,
-    TimeoutChange, Wake,
-};
+use pool::{Ended, LifeEvent, Lifetime, Pool, PoolError, Refusal, Sandbox, TimeoutChange, Wake};
 use rest::NetworkConfig;
-use serde_json::Value;
-use tasks::Task;
 use tokio::sync::mpsc;
 use tracing::error;
 
 pub use error::RegistryError;
+pub use lease::{NewLease, Token};
+pub(crate) use opener::Opener;
 pub use renewal::Renewal;
 pub use route::{Route, RouteError};
 pub use sample::{Sample, sample_all};
@@ -38,6 +36,7 @@ pub use signature::SignatureError;
 pub(crate) use signature::check as check_signed;
 
 use crate::rules::{RuleError, Rules};
+use lease::{fork_note, spec, token};
 use note::{Note, now};
 
 /// A sandbox and its state at the time of the pool's response.
@@ -61,52 +60,6 @@ pub struct History {
     pub view: View,
     pub samples: Vec<Sample>,
     pub events: Vec<LifeEvent>,
-}
-
-/// The validated options of a new sandbox. The registry adds times and tokens.
-#[derive(Clone, Debug)]
-pub struct NewLease {
-    /// Id, name, `name:tag` or snapshot id.
-    pub template: String,
-    pub timeout_s: u32,
-    pub on_timeout: OnTimeout,
-    /// Whether traffic resumes the sandbox if it is paused with its memory.
-    pub auto_resume: bool,
-    /// The token that the agent requires.
-    pub envd_token: Token,
-    /// The token required by all ports except the agent's.
-    pub traffic_token: Token,
-    pub metadata: BTreeMap<String, String>,
-    /// Environment variables of every process in the sandbox.
-    pub env_vars: BTreeMap<String, String>,
-    pub allow_internet_access: Option<bool>,
-    pub network: Option<NetworkConfig>,
-    /// The policy that follows from `allow_internet_access` and `network`.
-    pub policy: Policy,
-    /// Stored, but not used by the server.
-    pub mcp: Option<Value>,
-    /// See [`Note::on_activity_s`].
-    pub on_activity_s: Option<u32>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Token {
-    /// A random token is generated and required.
-    Drawn,
-    /// No token is required.
-    None,
-}
-
-/// Resumes a sandbox that another node may own, after its owner is decided. Returns why it cannot.
-#[derive(Clone)]
-pub(crate) struct Opener(
-    pub(crate) Arc<dyn Fn(SandboxId) -> Task<Result<(), String>> + Send + Sync>,
-);
-
-impl fmt::Debug for Opener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Opener")
-    }
 }
 
 /// A handle to the registry. Clones share notes and samples.
@@ -465,46 +418,10 @@ fn rules_of(note: &Note) -> SandboxRules {
     Arc::new(rules.map_or_else(|| Ok(Rules::default()), Rules::parse))
 }
 
-fn spec(
-    note: &Note,
-    template: String,
-    lifetime: Lifetime,
-    policy: Policy,
-) -> Result<CreateSpec, RegistryError> {
-    Ok(CreateSpec {
-        template,
-        init: note.init(),
-        note: note.to_text()?,
-        lifetime,
-        policy,
-        priority: Priority::Normal,
-    })
-}
-
-/// The settings of `source`, with a new token in place of each of its tokens.
-fn fork_note(source: &Note) -> Result<Note, RegistryError> {
-    let renewed = |token: &Option<String>| match token {
-        Some(_) => Token::Drawn,
-        None => Token::None,
-    };
-    Ok(Note {
-        started_at: now(),
-        envd_token: token(renewed(&source.envd_token))?,
-        traffic_token: token(renewed(&source.traffic_token))?,
-        ..source.clone()
-    })
-}
-
-/// 256 random bits in hex.
-fn token(wanted: Token) -> Result<Option<String>, RegistryError> {
-    match wanted {
-        Token::None => Ok(None),
-        Token::Drawn => Ok(Some(crate::auth::random_hex::<32>()?)),
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::collections::BTreeMap;
+
     use model::Bytes;
     use pool::{MissingLimits, PoolConfig};
 

@@ -11,24 +11,24 @@
 //! After SIGHUP or a request on the internal socket, a new process takes over ([`crate::handover`]), and this one
 //! finishes its connections. The new process gets lock and sockets from its predecessor.
 
+mod spec;
+
 mod engine;
 mod exports;
 mod reload;
 
+mod error;
+
 use std::{
     fs, io,
-    net::SocketAddr,
     os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
-use builds::bases::ImagesSpec;
-use ipnet::IpNet;
-use model::Bytes;
-use netisolation::{DefaultEgress, ForbiddenAddresses, ResolverSockets};
-use pool::{OnClose, Pool, PoolConfig, PoolError, StateLock};
+use netisolation::ResolverSockets;
+use pool::{OnClose, Pool, PoolError, StateLock};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::mpsc,
@@ -36,18 +36,16 @@ use tokio::{
 use tracing::{error, info, warn};
 
 use crate::{
-    auth::{Auth, Authenticator, KeyError, KeyFile},
-    egress::EgressError,
+    auth::{Auth, Authenticator, KeyFile},
     handover::{self, Given, HandoverError, Predecessor, Role},
-    listen::{self, Dispatch, INTERNAL, Limits, ListenError, Reload, Server, Sockets},
-    network::{NetworkError, NetworkSpec},
-    node::NodeError,
-    peers::{ClusterSpec, join::JoinError},
+    listen::{self, Dispatch, INTERNAL, Limits, Reload, Server, Sockets},
     proxy::Hosts,
-    secrets::{KeySource, OpenError},
     systemd::{self, State},
-    tls::{self, Renewal, TlsError},
+    tls::{self, Renewal},
 };
+pub use error::{ServeError, StateError};
+pub use spec::{BuildsSpec, ServeSpec, TlsFiles};
+
 use engine::Engine;
 use reload::{Failed, Reloader, finish};
 
@@ -55,129 +53,6 @@ use reload::{Failed, Reloader, finish};
 const SETTLE: Duration = Duration::from_secs(60);
 /// Exit code after a second signal.
 const EXIT_WITHOUT_DRAIN: i32 = 130;
-
-/// The validated configuration of a server.
-#[derive(Debug)]
-pub struct ServeSpec {
-    /// Addresses to bind.
-    pub listen: Vec<SocketAddr>,
-    /// Sockets of these addresses that systemd has already bound. Empty: the server binds the addresses.
-    pub bound: Vec<std::net::TcpListener>,
-    pub pool: PoolConfig,
-    /// Domain below which sandboxes have host names, with the server's port unless the port is 443. `None`: no domain
-    /// is configured. Requests then identify their sandbox by headers or, unless authentication is off, by a host name
-    /// `<port>-<id>` below any domain.
-    pub domain: Option<String>,
-    /// Reverse proxies whose `X-Forwarded-For` is trusted.
-    pub trusted_proxies: Vec<IpNet>,
-    /// `None`: plain HTTP.
-    pub tls: Option<TlsFiles>,
-    pub auth: Auth,
-    /// Maximum timeout that a client can set for a sandbox, in seconds.
-    pub max_timeout_s: u32,
-    pub on_exit: OnClose,
-    /// `None`: sandboxes have no network.
-    pub network: Option<NetworkSpec>,
-    pub builds: BuildsSpec,
-    /// Source of the key that encrypts the secrets.
-    pub secrets_key: KeySource,
-    /// Images that templates are built from.
-    pub images: ImagesSpec,
-    /// Name of this node.
-    pub node: String,
-    /// `None` outside a cluster.
-    pub cluster: Option<ClusterSpec>,
-    /// Addresses that no webhook of a client may have.
-    pub webhooks_forbidden: ForbiddenAddresses,
-    /// Directory of benchmark runs that the console compares.
-    pub reports: Option<PathBuf>,
-}
-
-/// How templates are built.
-#[derive(Clone, Copy, Debug)]
-pub struct BuildsSpec {
-    /// Disk space of cached step results in bytes.
-    pub cache_quota: Bytes,
-    /// Network access of the steps.
-    pub egress: DefaultEgress,
-    /// Maximum number of concurrent builds; at least 1.
-    pub running: usize,
-    /// Space of all uploaded archives.
-    pub upload_quota: Bytes,
-}
-
-/// PEM files of the server's certificate.
-#[derive(Debug)]
-pub struct TlsFiles {
-    /// The certificate chain, leaf first.
-    pub certificates: PathBuf,
-    /// The private key of the leaf certificate.
-    pub key: PathBuf,
-}
-
-/// Why the server could not start.
-#[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    #[error(transparent)]
-    State(#[from] StateError),
-    #[error(transparent)]
-    Keys(#[from] KeyError),
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    #[error(transparent)]
-    Listen(#[from] ListenError),
-    #[error(transparent)]
-    Network(#[from] NetworkError),
-    #[error(transparent)]
-    Node(#[from] NodeError),
-    #[error("cannot join the cluster")]
-    Cluster(#[source] JoinError),
-    #[error(transparent)]
-    Secrets(#[from] OpenError),
-    #[error(transparent)]
-    Egress(#[from] EgressError),
-    #[error("cannot open the events in the state directory")]
-    Events(#[source] io::Error),
-    #[error("cannot open the directory of builds in the state directory")]
-    Builds(#[source] io::Error),
-    #[error("cannot open the pool")]
-    Pool(#[source] PoolError),
-    #[error("cannot install handlers for SIGTERM, SIGINT and SIGHUP")]
-    Signals(#[source] io::Error),
-    #[error("cannot duplicate the lock of the state directory")]
-    Lock(#[source] io::Error),
-    #[error("cannot use the sockets that were passed to this process")]
-    Sockets(#[source] io::Error),
-    #[error(transparent)]
-    Handover(#[from] HandoverError),
-}
-
-/// Why a state directory cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum StateError {
-    #[error(
-        "cannot create or open the state directory {}: run as root, or choose another directory with --state",
-        path.display()
-    )]
-    Io {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// Other users could read the secrets in the directory.
-    #[error(
-        "other users can access the state directory {} (owner {owner}, mode {mode:o}): \
-         chown it to the server's user and chmod it to 700",
-        path.display()
-    )]
-    Open {
-        path: PathBuf,
-        /// The uid of the directory's owner.
-        owner: u32,
-        /// The permission bits of the directory.
-        mode: u32,
-    },
-}
 
 /// Creates the state directory if it does not exist.
 ///

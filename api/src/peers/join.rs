@@ -7,40 +7,31 @@
 //! founder: check token ─► sign the member record, write it and a user to etcd ─► sign the certificate
 //! ```
 
+mod ask;
+
 use std::{
     io,
     net::SocketAddr,
-    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use axum::body::Body;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use cluster::{Applicant, ClusterError, HomeSlot, Member, NodeId};
-use http_body_util::{BodyExt, Limited};
-use hyper::{Request, client::conn::http1};
 use model::hex;
 use pki::KeyPair;
-use rustls::{
-    ClientConfig, DigitallySignedStruct, SignatureScheme,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::{CryptoProvider, ring, verify_tls13_signature},
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
-};
+use rustls::pki_types::{PrivateKeyDer, pem::PemObject};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 
 use super::{
-    authority::{Authority, AuthorityError, host_name, key_sum},
-    client::Stream,
+    authority::{Authority, AuthorityError, key_sum},
     tls::{OWN, PeerTlsError, certificates},
 };
 use crate::{
     auth::random_hex,
     node::settings::{Dir, ETCD_ROOT, Settings, SettingsError, Shared},
 };
+use ask::ask;
 
 /// Hex digits of [`Member::identity`].
 const IDENTITY: usize = 32;
@@ -48,7 +39,6 @@ const TOKENS: &str = "tokens";
 const PREFIX: &str = "cube-join-1.";
 /// Timeout of a join.
 const LIMIT: Duration = Duration::from_secs(20);
-const MAX_ANSWER: usize = 64 << 10;
 
 /// An error in joining or in creating a token.
 #[derive(Debug, thiserror::Error)]
@@ -386,109 +376,6 @@ pub async fn join(
     settings.member = Some(signed.member.clone().ok_or_else(malformed)?);
     dir.store(&settings)?;
     Ok(settings)
-}
-
-async fn ask(token: &Token, body: Vec<u8>) -> Result<Signed, JoinError> {
-    let unreachable = |source| JoinError::Unreachable {
-        address: token.address,
-        source,
-    };
-    let provider = Arc::new(ring::default_provider());
-    let mut config = ClientConfig::builder_with_provider(Arc::clone(&provider))
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .map_err(PeerTlsError::Unusable)?
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Pinned {
-            authority: token.authority.clone(),
-            provider,
-        }))
-        .with_no_client_auth();
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    let stream = TcpStream::connect(token.address)
-        .await
-        .map_err(unreachable)?;
-    let name = ServerName::try_from(host_name(&token.node));
-    let name = name.map_err(|_| JoinError::Malformed)?;
-    let connector = TlsConnector::from(Arc::new(config));
-    let stream = connector.connect(name, stream).await.map_err(unreachable)?;
-    let other = |why: hyper::Error| unreachable(io::Error::other(why));
-    let (mut sender, connection) = http1::handshake(Stream::new(stream)).await.map_err(other)?;
-    tasks::spawn(async move { drop(connection.await) });
-    let request = Request::post("/cluster/join")
-        .header("host", "node.cube.internal")
-        .header("content-type", "application/json")
-        .body(Body::from(body))
-        .map_err(|why| unreachable(io::Error::other(why)))?;
-    let response = sender.send_request(request).await.map_err(other)?;
-    let status = response.status();
-    let body = Limited::new(response.into_body(), MAX_ANSWER)
-        .collect()
-        .await;
-    let bytes = body
-        .map_err(|why| unreachable(io::Error::other(why)))?
-        .to_bytes();
-    if status.is_success() {
-        serde_json::from_slice(&bytes).map_err(|why| JoinError::Refused(why.to_string()))
-    } else {
-        let message = serde_json::from_slice::<rest::RestError>(&bytes);
-        let message = message.map_or_else(|_| format!("status {status}"), |body| body.message);
-        Err(JoinError::Refused(message))
-    }
-}
-
-/// Accepts a server only if its chain ends at the authority named in the token.
-#[derive(Debug)]
-struct Pinned {
-    authority: String,
-    provider: Arc<CryptoProvider>,
-}
-
-impl ServerCertVerifier for Pinned {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        name: &ServerName<'_>,
-        ocsp: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        let is_pinned = |c: &&CertificateDer<'_>| hex(&Sha256::digest(c)) == self.authority;
-        let authority = intermediates.iter().find(is_pinned);
-        let untrusted = || rustls::Error::General("it is not the founder of the token".to_owned());
-        let authority = authority.ok_or_else(untrusted)?;
-        let mut roots = rustls::RootCertStore::empty();
-        roots.add(authority.clone().into_owned())?;
-        let verifier = rustls::client::WebPkiServerVerifier::builder_with_provider(
-            Arc::new(roots),
-            Arc::clone(&self.provider),
-        );
-        let verifier = verifier.build().map_err(|_| untrusted())?;
-        verifier.verify_server_cert(end_entity, &[], name, ocsp, now)
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::General("TLS 1.2 is not offered".to_owned()))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls13_signature(message, certificate, signed, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        algorithms.supported_schemes()
-    }
 }
 
 #[cfg(test)]

@@ -16,7 +16,10 @@ use model::clock::unix_ms;
 use tasks::blocking;
 use zeroize::Zeroizing;
 
-use super::{ASK, MAX_ANSWER, MAX_REFUSAL, Peers, question};
+use super::{
+    Peers,
+    ask::{ASK, MAX_ANSWER, MAX_REFUSAL, question},
+};
 use crate::secrets::{Secrets, merge::Batch};
 use cluster::NodeId;
 

@@ -20,7 +20,7 @@ use super::{
     take::Offer,
 };
 use crate::peers::{
-    MAX_ANSWER, answer_of, question,
+    ask::{MAX_ANSWER, answer_of, question},
     transfer::{Offered, Takers},
 };
 use tasks::blocking;
