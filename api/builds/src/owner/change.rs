@@ -27,9 +27,17 @@ impl<M: Machinery> Owner<M> {
         let before = self.templates.get(id).ok_or_else(missing)?.clone();
         let mut after = TemplateRecord::clone(&before);
         let result = change(&mut after);
-        if after == *before {
-            return Ok(result);
+        if after != *before {
+            self.replace(&before, after).await?;
         }
+        Ok(result)
+    }
+
+    async fn replace(
+        &mut self,
+        before: &TemplateRecord,
+        after: TemplateRecord,
+    ) -> Result<(), BuildsError> {
         let (old, new) = (before.pool_names(), after.pool_names());
         if let Err(why) = self.give_names(&old, &new).await {
             self.restore_names(&new, &old).await;
@@ -40,15 +48,15 @@ impl<M: Machinery> Owner<M> {
             self.restore_names(&new, &old).await;
             return Err(why);
         }
-        self.machinery.announce(&before, Some(&after)).await;
+        self.machinery.announce(before, Some(&after)).await;
         let lost = old.keys().filter(|name| !new.contains_key(*name));
         self.take_names(lost).await;
         self.unneeded.extend(before.pool_ids());
-        self.templates.insert(id.to_owned(), Arc::new(after));
+        self.templates.insert(before.id.clone(), Arc::new(after));
         // Before the caller gets its response, and before the pool loses templates that clients still see.
         self.show();
         self.remove_unneeded().await;
-        Ok(result)
+        Ok(())
     }
 
     /// Ends a build with a reason. If that cannot be written, the next server ends the build.
