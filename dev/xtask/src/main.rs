@@ -80,6 +80,9 @@ enum Task {
         /// Run the blocks of the tier `e2b`, with the programs and SDKs in target/cube.
         #[arg(long)]
         run: bool,
+        /// Only of these documents, by the end of their names.
+        #[arg(requires = "run")]
+        documents: Vec<String>,
     },
     /// Render the documents as a web site in target/cube/docs, which a server from this checkout serves at /docs.
     Site,
@@ -229,11 +232,11 @@ fn run(task: Task) -> Result<ExitCode> {
             return tasks::test(&workspace, &selection, progress);
         }
         Task::Verify { arguments } => return tasks::verify(&workspace, &arguments, progress),
-        Task::Blocks { run: false } => {
+        Task::Blocks { run: false, .. } => {
             println!("{}", blocks::Blocks::load(&workspace)?.list());
             return Ok(ExitCode::SUCCESS);
         }
-        Task::Blocks { run: true } => return tasks::blocks(&workspace),
+        Task::Blocks { documents, .. } => return tasks::blocks(&workspace, &documents),
         Task::Specification { tests: true } => {
             print!(
                 "{}",

@@ -222,8 +222,8 @@ fn beyond_cargo(
             } else {
                 &conformance::SANDBOX_USUAL
             };
-            outcome = conformance::run(workspace, part, environment, progress)?
-                .and(blocks::run(workspace, environment)?);
+            outcome = conformance::run(workspace, part, environment, progress)?;
+            outcome = outcome.and(blocks::run(workspace, environment, &[])?);
         }
         Tier::Bench => outcome = smoke::run(workspace, environment)?,
         Tier::Console => outcome = console::run(workspace, environment, progress)?,
@@ -287,14 +287,14 @@ pub(crate) fn hvm(workspace: &Workspace, progress: Progress, work: &Work) -> Res
     Ok(conclude(&outcome, &plan))
 }
 
-/// Runs the documents' blocks of the tier `e2b` without building anything.
-pub(crate) fn blocks(workspace: &Workspace) -> Result<ExitCode> {
+/// Runs the blocks of the tier `e2b` in these documents, or in all, without building anything.
+pub(crate) fn blocks(workspace: &Workspace, only: &[String]) -> Result<ExitCode> {
     let environment = TestEnvironment {
         artifacts: workspace.artifacts(),
         binaries: Some(workspace.artifacts().join("bin")),
         later_vmms: None,
     };
-    let outcome = blocks::run(workspace, &environment)?;
+    let outcome = blocks::run(workspace, &environment, only)?;
     println!("{}", outcome.counts);
     Ok(crate::success_or_bug(outcome.success))
 }

@@ -2,9 +2,9 @@
 //!
 //! The info string of a block contains its language, the tier that runs it, and how it ends unless that is with
 //! exit code 0: `sh e2b`, `console package`, `python e2b`, `sh e2b server`, `sh e2b measures`. The blocks of one
-//! document and tier run in order, in one environment, as if a reader typed them ([`session`]). In README and the
-//! quickstart, every block must name such a tier. In other documents this is optional, and blocks without a tier
-//! are counted.
+//! document and tier run in order, in one environment, as if a reader typed them ([`session`]). Documents that start
+//! no server share one ([`SERVER`]). In README and the quickstart, every block must name such a tier. In other
+//! documents this is optional, and blocks without a tier are counted.
 //!
 //! A tier runs each block as written, with two exceptions, both checked by [`check`]: `cargo xtask …` commands,
 //! because the tier itself is such a command and has run the same code ([`covered`]); and blocks of the tier
@@ -24,7 +24,7 @@ use crate::{
     tiers::{Outcome, TestEnvironment, Tier, smoke},
     workspace::Workspace,
 };
-use document::{Block, Document, Language};
+use document::{Block, Document, End, Language};
 pub(crate) use session::Session;
 
 /// Documents in which a tier must run every block.
@@ -37,6 +37,10 @@ const OTHERS: [&str; 5] = [
     "docs/measure",
     "docs/develop",
 ];
+
+/// What a reader of these documents has done before: README's server and variables.
+const SERVER: &str = "```sh e2b server\ntarget/cube/bin/cube-api serve\n```\n\
+    ```sh e2b\nexport PATH=$PWD/target/cube/bin:$PATH\ncube quickstart\n```\n";
 
 /// All blocks of all documents.
 #[derive(Debug, Default)]
@@ -125,10 +129,24 @@ impl Blocks {
     }
 }
 
-/// Runs the blocks of the tier `e2b`.
-pub(crate) fn run(workspace: &Workspace, environment: &TestEnvironment) -> Result<Outcome> {
+/// Runs the blocks of the tier `e2b`, in all documents or in those whose names end like one of `only`.
+pub(crate) fn run(
+    workspace: &Workspace,
+    environment: &TestEnvironment,
+    only: &[String],
+) -> Result<Outcome> {
     let blocks = Blocks::load(workspace)?;
-    let groups = blocks.of_tier(Tier::E2b);
+    let server = Document::read("guides", SERVER).blocks;
+    let mut groups = blocks.of_tier(Tier::E2b);
+    groups.retain(|group| {
+        only.is_empty() || only.iter().any(|name| group[0].document.ends_with(name))
+    });
+    let (mut groups, guides): (Vec<_>, Vec<_>) = groups
+        .into_iter()
+        .partition(|group| group.iter().any(|block| block.end == End::Server));
+    if !guides.is_empty() {
+        groups.push(server.iter().chain(guides.into_iter().flatten()).collect());
+    }
     let sessions = groups.iter().map(|group| Session::create(workspace, group));
     let sessions: Vec<Session> = sessions.collect::<Result<_>>()?;
     // In parallel, because most steps have one thread, and each session has its own network and state.
@@ -246,6 +264,29 @@ mod tests {
         for tier in [Tier::E2b, Tier::Package, Tier::Bench] {
             assert!(!blocks.of_tier(tier).is_empty(), "{}", blocks.list());
         }
+    }
+
+    /// Comments are translated, too.
+    #[test]
+    fn the_chinese_quickstart_has_the_blocks_of_the_english_one() {
+        let workspace = Workspace::locate().unwrap();
+        let blocks = |name: &str| -> Vec<String> {
+            let text = fs::read_to_string(workspace.root().join(name)).unwrap();
+            let without_comment =
+                |line: &str| line.split(" # ").next().unwrap().trim_end().to_owned();
+            let lines = |text: String| {
+                text.lines()
+                    .map(without_comment)
+                    .collect::<Vec<_>>()
+                    .join("\n")
+            };
+            let blocks = crate::markdown::code_blocks(&text).into_iter();
+            blocks.map(|block| lines(block.text)).collect()
+        };
+        assert_eq!(
+            blocks("docs/use/quickstart.zh.md"),
+            blocks("docs/use/quickstart.md")
+        );
     }
 
     fn wrong(markdown: &str) -> String {
