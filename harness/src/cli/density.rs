@@ -10,10 +10,12 @@ use harness::{
     summary::density::Bounds,
 };
 use model::Bytes;
-use testbed::exit::End;
+use testbed::{exit::End, options::Format};
 
 use super::{
-    CommandError, PlainFormat, RunOptions, print_json, record_run, shared_path, write_reports,
+    CommandError, PlainFormat, print_json,
+    report::{viewed, write_reports},
+    run::{RunOptions, record_run, shared_path},
 };
 
 #[derive(Args)]
@@ -45,8 +47,8 @@ impl Density {
             return Err(CommandError::NoBound);
         }
         let format = match self.options.format {
-            super::Format::Json => PlainFormat::Json,
-            super::Format::Human | super::Format::Junit => PlainFormat::Human,
+            Format::Json => PlainFormat::Json,
+            Format::Human | Format::Junit => PlainFormat::Human,
         };
         let is_recorded = self.run.is_dir();
         let dir = if is_recorded {
@@ -65,7 +67,7 @@ impl Density {
             dir
         };
         let recorded = RecordedRun::read(&dir)?;
-        let view = super::viewed(&recorded, &dir)?;
+        let view = viewed(&recorded, &dir)?;
         let name = &view.scenario.name;
         let report = DensityReport::new(name, view.summary, &bounds);
         if report.levels.is_empty() {

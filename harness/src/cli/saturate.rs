@@ -13,9 +13,9 @@ use harness::{
     },
     session::{self, SessionError, Settings},
 };
-use testbed::{artifacts, exit::End};
+use testbed::{artifacts, exit::End, options::Places};
 
-use super::{CommandError, Places, PlainFormat, RunRoot, print_json};
+use super::{CommandError, PlainFormat, RunRoot, print_json, run::shared_path};
 
 #[derive(Args)]
 pub(super) struct Saturate {
@@ -67,7 +67,7 @@ impl Saturate {
             run_root: self.run_root.run_root,
             reproduce: format!(
                 "cube-bench saturate {} --p95 {}",
-                super::shared_path(&self.scenario),
+                shared_path(&self.scenario),
                 humantime::format_duration(self.p95)
             ),
         };
