@@ -6,6 +6,7 @@ pub mod cost;
 pub mod density;
 pub mod doctor;
 pub mod document;
+mod hgrm;
 pub mod history;
 pub mod html;
 mod interference;
@@ -65,13 +66,16 @@ pub enum Strictness {
 
 /// Names and contents of the report files that are written to the results directory of a run.
 #[must_use]
-pub fn files(view: &View<'_>) -> [(&'static str, String); 4] {
-    [
+pub fn files(view: &View<'_>) -> Vec<(String, String)> {
+    let reports = [
         ("report.json", document::Document::new(view).render()),
         ("report.md", markdown::render(view)),
         ("report.html", html::render(view)),
         ("report.xml", junit::render(view)),
-    ]
+    ];
+    let mut files: Vec<_> = reports.map(|(name, text)| (name.to_owned(), text)).into();
+    files.extend(hgrm::files(view));
+    files
 }
 
 impl<'a> View<'a> {

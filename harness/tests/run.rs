@@ -124,6 +124,7 @@ fn a_burst_is_measured_and_leaves_no_files() {
         "report.md",
         "report.html",
         "report.xml",
+        "first_exec.hgrm",
         "events.jsonl",
         "environment.json",
     ] {
