@@ -15,9 +15,11 @@ use crate::{
 };
 
 /// Format of `events.jsonl`, recorded in its first event.
-pub const EVENTS_FORMAT: u32 = 1;
+pub const EVENTS_FORMAT: u32 = 2;
+/// Format of records whose lines are bare events, without hashes.
+pub const UNCHAINED_FORMAT: u32 = 1;
 
-/// One line of `events.jsonl`.
+/// An event. [`crate::record`] describes the lines of `events.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunEvent {
@@ -94,7 +96,7 @@ pub enum RunEvent {
 /// The first event: all data that a report needs about the run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunStarted {
-    /// [`EVENTS_FORMAT`].
+    /// [`EVENTS_FORMAT`], or [`UNCHAINED_FORMAT`] in older records.
     pub format: u32,
     /// The complete scenario, so that a report does not depend on the scenario file.
     pub scenario: Scenario,

@@ -415,7 +415,7 @@ pub fn watch_signals() -> Result<Arc<AtomicBool>, SessionError> {
 }
 
 /// Appends events until [`RunEvent::RunEnded`] or until all senders are dropped. Later noise samples are discarded, so
-/// that [`RunEvent::RunEnded`] is the last line.
+/// that [`RunEvent::RunEnded`] is the last line. Seals the record.
 fn record(
     mut recorder: Recorder,
     events: Receiver<RunEvent>,
@@ -428,5 +428,5 @@ fn record(
             break;
         }
     }
-    Ok(())
+    recorder.seal()
 }

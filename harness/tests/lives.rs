@@ -11,7 +11,7 @@ use std::{
     process::{Command, Output},
 };
 
-use harness::{event::RunEvent, plan::Subject, report::document::Document};
+use harness::{event::RunEvent, plan::Subject, record, report::document::Document};
 use serde_json::Value;
 
 /// Writes a line for each start and stop, with the time in nanoseconds of CLOCK_MONOTONIC. With a second argument,
@@ -116,10 +116,7 @@ impl Stage {
     /// Checks that each sandbox started at its planned time or later, and lived at least as long as planned. Starts
     /// are matched in the order of their intended times, which the record contains.
     fn check_lives(&self, plan: &Value, results: &str) {
-        let events = fs::read_to_string(self.path(results).join("events.jsonl")).unwrap();
-        let events = events
-            .lines()
-            .map(|line| serde_json::from_str(line).unwrap());
+        let events = record::read(&self.path(results)).unwrap();
         let (mut base_ns, mut intended) = (0, BTreeMap::new());
         for event in events {
             match event {

@@ -126,6 +126,7 @@ fn a_burst_is_measured_and_leaves_no_files() {
         "report.xml",
         "first_exec.hgrm",
         "events.jsonl",
+        "manifest.json",
         "environment.json",
     ] {
         assert!(stage.results().join(file).exists(), "{file}");
