@@ -25,7 +25,10 @@ use harness::{
     ab::{builds::BuildError, record::ReadError, run::AbError},
     claims::ClaimsError,
     compare::CompareError,
+    event::EVENTS_FORMAT,
+    host::facts,
     record::RecordError,
+    report::document,
     saturate::SaturateError,
     scenario::{self, Change, Scenario, ScenarioError},
     session::{self, SessionError},
@@ -231,6 +234,12 @@ pub(crate) fn main() -> End {
         // The suites and their options are known to cube-verify alone.
         words.swap(1, 2);
     }
+    if let [_, option] = &*words
+        && (option == "--version" || option == "-V")
+    {
+        println!("{}", version());
+        return End::Pass;
+    }
     let arguments: Arguments = match options::parse(words) {
         Ok(arguments) => arguments,
         Err(end) => return end,
@@ -242,6 +251,22 @@ pub(crate) fn main() -> End {
             error.end()
         }
     }
+}
+
+/// Version, commit and formats of this program. The commit is unknown for a program that was not installed with its
+/// record.
+fn version() -> String {
+    let commit = match facts::own_build() {
+        Some(build) if build.dirty_tree == Some(false) => build.commit,
+        Some(build) => build.commit.map(|commit| format!("{commit} (modified)")),
+        None => None,
+    };
+    format!(
+        "cube-bench {} commit {}, format of events {EVENTS_FORMAT}, of reports {}",
+        env!("CARGO_PKG_VERSION"),
+        commit.as_deref().unwrap_or("unknown"),
+        document::FORMAT
+    )
 }
 
 impl Command {

@@ -53,6 +53,8 @@ pub struct View<'a> {
     /// In the order of the scenario.
     pub gates: Vec<GateResult>,
     pub strictness: Strictness,
+    /// SHA-256 of the uncompressed events; `None` if they come from no file.
+    pub record: Option<&'a str>,
 }
 
 /// Effect of a missed time or rate on a host that is not graded publishable.
@@ -105,6 +107,7 @@ impl<'a> View<'a> {
             noise,
             graded,
             strictness: Strictness::Excused,
+            record: None,
         })
     }
 

@@ -290,6 +290,8 @@ pub fn read_environment(dir: &Path) -> Result<HostFacts, SessionError> {
 pub struct RecordedRun {
     pub summary: Summary,
     pub facts: HostFacts,
+    /// SHA-256 of the uncompressed events.
+    pub sha256: String,
 }
 
 impl RecordedRun {
@@ -298,16 +300,22 @@ impl RecordedRun {
     /// # Errors
     /// Returns [`SessionError`] if the events or the facts about the host cannot be read.
     pub fn read(dir: &Path) -> Result<Self, SessionError> {
+        let record = record::read_record(dir)?;
         Ok(Self {
-            summary: fold::fold(&record::read(dir)?),
+            summary: fold::fold(&record.events),
             facts: read_environment(dir)?,
+            sha256: record.sha256,
         })
     }
 
     /// The input of reports; `None` if the run recorded no start event.
     #[must_use]
     pub fn view(&self) -> Option<View<'_>> {
-        View::new(&self.summary, &self.facts)
+        let view = View::new(&self.summary, &self.facts)?;
+        Some(View {
+            record: Some(&self.sha256),
+            ..view
+        })
     }
 }
 

@@ -109,6 +109,16 @@ pub struct About {
     pub platform: Option<String>,
 }
 
+impl About {
+    /// Version and platform in one line; `None` without either.
+    #[must_use]
+    pub fn describe(&self) -> Option<String> {
+        let parts = [self.version.as_deref(), self.platform.as_deref()];
+        let parts: Vec<&str> = parts.into_iter().flatten().collect();
+        (!parts.is_empty()).then(|| parts.join(", "))
+    }
+}
+
 /// State of the pool of a server on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool {

@@ -11,10 +11,10 @@ use harness::{
     compare::{self, CompareError, Side},
     event::{Happened, RunEvent},
     gate::Verdict,
-    host::facts::{self, HostFacts},
+    host::facts::{self, BuildFacts, HostFacts},
     plan::Row,
     report::{Strictness, View, comparison, document::Document, html, junit, markdown, terminal},
-    scenario::{EventCount, EventTime},
+    scenario::{EventCount, EventTime, Place, TargetKind},
     summary::fold::{Summary, fold},
 };
 use testbed::exit::End;
@@ -338,4 +338,67 @@ limit = "0"
         assert!(text.contains(part), "{part}:\n{text}");
     }
     assert!(html::render(&view).contains("drain-node: empty"));
+}
+
+#[test]
+fn the_head_of_a_page_says_when_and_on_what_and_each_figure_has_an_anchor() {
+    let (summary, host) = (fold(&recorded::events(6)), host());
+    let mut view = View::new(&summary, &host).unwrap();
+    let hash = "c0ffee".repeat(10);
+    view.record = Some(&hash);
+    let page = html::render(&view);
+    let head = page.split_once("</header>").unwrap().0;
+    for part in [
+        "2023-11-14T22:13:20Z",
+        "platform ring3, 2 cores, Invented CPU, Linux 6.1.0",
+        "0123456",
+        &hash,
+        "cube-bench report DIR",
+    ] {
+        assert!(head.contains(part), "{part}: {head}");
+    }
+    for anchor in [
+        "id=\"gates.first-exec-p95-first-exec-p95\"",
+        "id=\"memory-of-one-more-clone\"",
+        "id=\"latency-ms-from-the-intended-start.host-process\"",
+        "id=\"first-exec-p95\"",
+    ] {
+        assert!(page.contains(anchor), "{anchor}");
+    }
+}
+
+#[test]
+fn a_report_of_a_remote_target_describes_the_target_and_not_the_clients_vmm() {
+    let mut events = recorded::events(6);
+    let RunEvent::RunStarted(started) = &mut events[0] else {
+        panic!("the first event is the start");
+    };
+    started.scenario.target.kind = TargetKind::E2b;
+    started.scenario.target.api_url = Some("https://api.example.com".into());
+    let mut host = host();
+    host.sandboxes = Place::Elsewhere;
+    host.endpoint = Some("https://api.example.com".into());
+    host.software = Some("example/4.2".into());
+    host.binaries.insert("cube-vmm".into(), "1d9651b0".into());
+    let build = BuildFacts {
+        commit: Some("16f8d76e".into()),
+        dirty_tree: Some(false),
+    };
+    host.builds.insert("cube-vmm".into(), build);
+    let summary = fold(&events);
+    let view = View::new(&summary, &host).unwrap();
+    let d = Document::new(&view);
+    assert_eq!(d.host.platform, None);
+    assert!(!d.host.binaries.contains_key("cube-vmm"));
+    let target = d.target.unwrap();
+    assert_eq!(target.software.as_deref(), Some("example/4.2"));
+    for render in [terminal::render, markdown::render, html::render] {
+        let text = render(&view);
+        assert!(text.contains("e2b at https://api.example.com, template base"));
+        assert!(text.contains("software example/4.2"));
+        assert!(text.contains("client: 2 cores, Invented CPU"), "{text}");
+        for wrong in ["cube-vmm", "16f8d76e", "platform ring3"] {
+            assert!(!text.contains(wrong), "{wrong}: {text}");
+        }
+    }
 }

@@ -75,6 +75,9 @@ pub struct HostFacts {
     /// URL of the API, or a description of the server that the run started; `None` for `vmm-direct`.
     #[serde(default)]
     pub endpoint: Option<String>,
+    /// Software that the target reports, such as its name and version; `None` if it reports none.
+    #[serde(default)]
+    pub software: Option<String>,
     /// Place where the sandboxes of the run are. It decides which facts of this host matter.
     #[serde(default)]
     pub sandboxes: Place,
@@ -143,9 +146,17 @@ pub fn read(vmm: &Path) -> HostFacts {
         binaries: binaries(vmm),
         debug_build: cfg!(debug_assertions),
         endpoint: None,
+        software: None,
         sandboxes: Place::default(),
         template: None,
     }
+}
+
+/// The build of this program, if it was installed with its record; otherwise `None`.
+#[must_use]
+pub fn own_build() -> Option<BuildFacts> {
+    let program = std::env::current_exe().ok()?;
+    build_of(&program, &sha256(&program).ok()?)
 }
 
 /// SHA-256 of the files of a template, as recorded in its manifest.
@@ -304,7 +315,7 @@ pub(crate) fn sha256(path: &Path) -> io::Result<String> {
             n => sum.update(&chunk[..n]),
         }
     }
-    Ok(sum.finalize().iter().map(|b| format!("{b:02x}")).collect())
+    Ok(model::hex(&sum.finalize()))
 }
 
 #[cfg(test)]

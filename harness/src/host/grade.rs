@@ -160,12 +160,6 @@ fn of_client(facts: &HostFacts, noise: NoiseLevel) -> Vec<String> {
     {
         why.push(format!("the clock source {source:?} is slow to read"));
     }
-    if facts.dirty_tree != Some(false) {
-        why.push(
-            "the source tree has uncommitted changes or no commit, so the build cannot be reproduced"
-                .to_owned(),
-        );
-    }
     why
 }
 
@@ -191,6 +185,12 @@ fn of_sandbox_host(facts: &HostFacts) -> Vec<String> {
     }
     if facts.ksm_runs == Some(true) {
         why.push("KSM is active, so memory per clone depends on its progress".to_owned());
+    }
+    if facts.dirty_tree != Some(false) {
+        why.push(
+            "the source tree has uncommitted changes or no commit, so the build cannot be reproduced"
+                .to_owned(),
+        );
     }
     if facts.damon_actions.iter().any(|action| action != "stat") {
         why.push(format!(
@@ -269,6 +269,11 @@ mod tests {
         };
         assert_eq!(virtual_client(Place::HostKernel), Grade::Indicative);
         assert_eq!(virtual_client(Place::Elsewhere), Grade::Publishable);
+        let without_tree = graded(
+            |f| (f.dirty_tree, f.sandboxes) = (None, Place::Elsewhere),
+            0.0,
+        );
+        assert_eq!(without_tree, Grade::Publishable, "the tree is not measured");
         // A busy client disturbs its own measurements, wherever the sandboxes run.
         let elsewhere = |f: &mut HostFacts| {
             (f.sandboxes, f.load_1min) = (Place::Elsewhere, Some(40.0));

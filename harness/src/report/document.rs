@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     gate::GateResult,
-    scenario::{Arrival, BesideSpec, TargetKind},
+    scenario::{Arrival, BesideSpec, Place, TargetKind},
     summary::fold,
 };
 use stats::quantile::Samples;
@@ -48,6 +48,13 @@ pub struct Document {
     pub end_message: Option<String>,
     /// Command line that repeats the run.
     pub reproduce: String,
+    /// SHA-256 of the uncompressed events; `null` in reports of older versions.
+    #[serde(default)]
+    pub record_sha256: Option<String>,
+    /// `null` if the sandboxes ran on `host`.
+    #[serde(default)]
+    pub target: Option<TargetDocument>,
+    /// The host of the sandboxes, or only of the client if `target` is given.
     pub host: HostDocument,
     /// Number of measured starts of the target, failures included.
     pub n: usize,
@@ -127,6 +134,41 @@ pub struct Document {
     pub gates: Vec<GateResult>,
 }
 
+/// A target whose sandboxes ran elsewhere than on the host of the harness.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TargetDocument {
+    /// `e2b`, `cubesandbox` or `adapter`.
+    pub kind: String,
+    /// `null` for adapters.
+    pub url: Option<String>,
+    pub template: String,
+    /// Software that it reports; `null` if it reports none.
+    pub software: Option<String>,
+}
+
+impl TargetDocument {
+    /// `None` if the sandboxes ran on the host of the harness.
+    fn new(view: &View<'_>) -> Option<Self> {
+        let spec = &view.scenario.target;
+        (view.facts.sandboxes == Place::Elsewhere).then(|| Self {
+            kind: spec.kind.name().to_owned(),
+            url: view.facts.endpoint.clone(),
+            template: spec.template.clone(),
+            software: view.facts.software.clone(),
+        })
+    }
+
+    fn describe(&self) -> String {
+        let url = self.url.as_ref();
+        let url = url.map_or(String::new(), |url| format!(" at {url}"));
+        let software = self.software.as_deref().unwrap_or("unknown");
+        format!(
+            "target {}{url}, template {}, software {software}",
+            self.kind, self.template
+        )
+    }
+}
+
 /// The host of the run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HostDocument {
@@ -161,6 +203,15 @@ pub struct HostDocument {
 }
 
 impl HostDocument {
+    fn machine(&self) -> String {
+        format!(
+            "{} cores, {}, Linux {}",
+            self.cores,
+            self.cpu_model.as_deref().unwrap_or("unknown CPU"),
+            self.kernel.as_deref().unwrap_or("unknown"),
+        )
+    }
+
     /// The measured programs with the first digits of their hashes and commits.
     #[must_use]
     pub fn programs(&self) -> String {
@@ -189,6 +240,8 @@ impl Document {
             exit_code: view.end().code(),
             end_message: end_message(view),
             reproduce: view.reproduce.to_owned(),
+            record_sha256: view.record.map(str::to_owned),
+            target: TargetDocument::new(view),
             host: host(view),
             n: summary.clones.len(),
             failures: summary
@@ -250,6 +303,20 @@ impl Document {
         kinds
             .filter_map(|(kind, phases)| Some((format!("{kind} "), phases.get(name)?)))
             .collect()
+    }
+
+    /// The class of the host, or the remote target and the class of the client. Runs at different places have
+    /// different absolute times.
+    #[must_use]
+    pub fn place(&self) -> String {
+        let machine = self.host.machine();
+        match &self.target {
+            Some(target) => format!("{}; client: {machine}", target.describe()),
+            None => {
+                let platform = self.host.platform.as_deref().unwrap_or("unknown");
+                format!("platform {platform}, {machine}")
+            }
+        }
     }
 
     /// Pretty-printed JSON with a final newline.
@@ -315,8 +382,13 @@ fn end_message(view: &View<'_>) -> Option<String> {
 
 fn host(view: &View<'_>) -> HostDocument {
     let facts = view.facts;
+    // The client's VMM is not the target's, but comparison rounds may have used it.
+    let uses_vmm = facts.sandboxes != Place::Elsewhere
+        || matches!(view.scenario.beside(), Some(BesideSpec::VmmDirect { .. }));
+    let is_used = |name: &str| uses_vmm || name != "cube-vmm";
+    let platform = facts.probe.platform.filter(|_| uses_vmm);
     HostDocument {
-        platform: facts.probe.platform.map(|p| p.name().to_owned()),
+        platform: platform.map(|p| p.name().to_owned()),
         grade: view.graded.grade.name().to_owned(),
         grade_reasons: view.graded.reasons.clone(),
         cores: facts.cores,
@@ -325,10 +397,16 @@ fn host(view: &View<'_>) -> HostDocument {
         memory_bytes: facts.meminfo.get("MemTotal").copied(),
         steal_share: view.noise.steal_share,
         load_1min: facts.load_1min,
-        binaries: facts.binaries.clone(),
+        binaries: facts
+            .binaries
+            .clone()
+            .into_iter()
+            .filter(|(name, _)| is_used(name))
+            .collect(),
         built_from: facts
             .builds
             .iter()
+            .filter(|(name, _)| is_used(name))
             .filter_map(|(name, build)| {
                 let mut commit = build.commit.clone()?;
                 if build.dirty_tree != Some(false) {

@@ -4,8 +4,6 @@
 //! compare runs: runs at different times are not interleaved, so a step between two points is a reason to run
 //! `cube-bench ab`, not a result.
 
-use std::time::{Duration, UNIX_EPOCH};
-
 use maud::{Markup, html};
 use stats::chart::{Frame, legend, place};
 
@@ -234,7 +232,7 @@ fn table(runs: &[(&str, &Document)]) -> Section {
     let row = |(index, (name, d)): (usize, &(&str, &Document))| {
         vec![
             (index + 1).to_string(),
-            started(d),
+            html::date(d.started_unix_ms),
             (*name).to_owned(),
             commit(d),
             d.host.grade.clone(),
@@ -261,11 +259,6 @@ fn table(runs: &[(&str, &Document)]) -> Section {
         rows: runs.iter().enumerate().map(row).collect(),
         notes: Vec::new(),
     }
-}
-
-fn started(d: &Document) -> String {
-    let at = UNIX_EPOCH + Duration::from_millis(d.started_unix_ms);
-    humantime::format_rfc3339_seconds(at).to_string()
 }
 
 /// The first characters of the commit; `+` if the tree had changes.
@@ -333,7 +326,7 @@ mod tests {
             Entry {
                 name: "broken".to_owned(),
                 run: Err("cannot read <events>".to_owned()),
-            },
+                },
         ]
     }
 

@@ -1,5 +1,7 @@
 //! The report as one HTML page without scripts and external files, for light and dark mode.
 
+use std::time::{Duration, UNIX_EPOCH};
+
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::{
@@ -21,7 +23,7 @@ pub fn render(view: &View<'_>) -> String {
             (head(view, &d))
             @if !view.gates.is_empty() { (section(&sections::gates(view, &d))) }
             @for results in sections::results(view, &d) { (section(&results)) }
-            @for (title, drawing) in plot::all(view, &d) { section { h2 { (title) } (drawing) } }
+            @for (title, drawing) in plot::all(view, &d) { section id=(anchor(title)) { h2 { (title) } (drawing) } }
             (section(&host(view, &d)))
             p { "Reproduce: " code { (view.reproduce) } }
         },
@@ -45,16 +47,38 @@ pub(super) fn page(title: &str, body: &Markup) -> String {
     page.into_string()
 }
 
-/// A section with its heading.
+/// A section with its heading. It and each of its rows have an anchor.
 pub(super) fn section(section: &Section) -> Markup {
+    let id = anchor(&section.title);
     html! {
-        section { h2 { (section.title) } (table(section)) }
+        section id=(id) { h2 { (section.title) } (rows(section, Some(&id))) }
     }
+}
+
+/// The name of a figure in the address of a page: its words, without values that follow a colon or a bracket.
+fn anchor(title: &str) -> String {
+    let name = title.split_once([':', '(']).map_or(title, |(name, _)| name);
+    words(name)
+}
+
+fn words(text: &str) -> String {
+    let words = text.split(|c: char| !c.is_alphanumeric());
+    let words: Vec<String> = words
+        .filter(|word| !word.is_empty())
+        .map(str::to_lowercase)
+        .collect();
+    words.join("-")
 }
 
 /// The table and the remarks of a section.
 pub(super) fn table(section: &Section) -> Markup {
+    rows(section, None)
+}
+
+/// `anchors` is the prefix of the anchors of the rows.
+fn rows(section: &Section, anchors: Option<&str>) -> Markup {
     let columns = &section.columns;
+    let id = |row: &[String]| anchors.map(|prefix| format!("{prefix}.{}", words(&row[0])));
     html! {
         @if !section.rows.is_empty() {
             table {
@@ -63,13 +87,18 @@ pub(super) fn table(section: &Section) -> Markup {
                 }
                 tbody {
                     @for row in &section.rows {
-                        tr { td { (row[0]) } @for (column, cell) in columns.iter().zip(&row[1..]) { (cell_of(column, cell)) } }
+                        tr id=[id(row)] { td { (linked(&row[0], id(row))) } @for (column, cell) in columns.iter().zip(&row[1..]) { (cell_of(column, cell)) } }
                     }
                 }
             }
         }
         @if !section.notes.is_empty() { ul { @for note in &section.notes { li { (note) } } } }
     }
+}
+
+/// A name that links to its own anchor, so that a reader can copy the address.
+fn linked(name: &str, id: Option<String>) -> Markup {
+    html! { @if let Some(id) = id { a href={ "#" (id) } { (name) } } @else { (name) } }
 }
 
 fn is_number(column: &Column) -> bool {
@@ -91,10 +120,20 @@ fn head(view: &View<'_>, d: &Document) -> Markup {
             p { (view.scenario.description) }
             p.facts {
                 span { "n = " (d.n) }
+                span { (date(d.started_unix_ms)) }
                 span.{ "grade " (d.host.grade) } { "host graded " (d.host.grade) }
-                span { "platform " (d.host.platform.as_deref().unwrap_or("unknown")) }
-                span { (d.host.cores) " cores" }
                 @if d.ended != "complete" { span.fail { "ended early: " (d.ended) } }
+            }
+            p.facts { span { (d.place()) } }
+            p.facts { span { "build: " (build(d)) } }
+            @if let Some(record) = &d.record_sha256 {
+                p.facts { span { "record: SHA-256 " code { (record) } } }
+                p.facts {
+                    span {
+                        "Verify this page: " code { "cube-bench report DIR" }
+                        " recomputes it from the record in DIR, whose hash stands above."
+                    }
+                }
             }
         }
         section.tiles {
@@ -112,9 +151,24 @@ fn head(view: &View<'_>, d: &Document) -> Markup {
     }
 }
 
+/// The instant of a start in UTC.
+pub(super) fn date(unix_ms: u64) -> String {
+    let at = UNIX_EPOCH + Duration::from_millis(unix_ms);
+    humantime::format_rfc3339_seconds(at).to_string()
+}
+
+/// The measured programs, or at least the commit of the source tree.
+fn build(d: &Document) -> String {
+    let commit = d.host.commit.as_deref().unwrap_or("unknown commit");
+    if d.host.binaries.is_empty() {
+        return commit.to_owned();
+    }
+    format!("{} ({commit})", d.host.programs())
+}
+
 fn tile(name: &str, value: Option<f64>, unit: &str) -> Markup {
     html! {
-        div {
+        div id=(words(name)) {
             small { (name) }
             strong { @match value { Some(v) => (format!("{v:.1}")), None => "n/a" } }
             @if value.is_some() { " " (unit) }
@@ -130,10 +184,20 @@ fn host(view: &View<'_>, d: &Document) -> Section {
     let steal = d.host.steal_share;
     let steal = steal.map(|share| format!("{:.2} %", share * 100.0));
     let template = facts.template.as_ref();
+    let title = match d.target {
+        Some(_) => "host of the client",
+        None => "host",
+    };
     let rows = [
         ("CPU", or_unknown(&facts.cpu_model)),
         ("kernel", or_unknown(&facts.kernel)),
-        ("probe", facts.probe.why.clone()),
+        (
+            "probe",
+            match d.target {
+                Some(_) => "the sandboxes run elsewhere".to_owned(),
+                None => facts.probe.why.clone(),
+            },
+        ),
         ("clock source", or_unknown(&facts.clock_source)),
         (
             "transparent huge pages",
@@ -154,6 +218,6 @@ fn host(view: &View<'_>, d: &Document) -> Section {
     ];
     Section {
         notes: d.host.grade_reasons.clone(),
-        ..Section::list("host", rows.map(|(name, value)| (name.to_owned(), value)))
+        ..Section::list(title, rows.map(|(name, value)| (name.to_owned(), value)))
     }
 }

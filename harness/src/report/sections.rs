@@ -28,16 +28,7 @@ type Latencies<'a> = Vec<(String, &'a PhaseDocument)>;
 pub(super) fn head(view: &View<'_>, d: &Document) -> Section {
     let host = &d.host;
     let title = format!("{} — n = {}, host graded {}", d.scenario, d.n, host.grade);
-    let mut notes = vec![
-        view.scenario.description.clone(),
-        format!(
-            "platform {}, {} cores, {}, Linux {}",
-            host.platform.as_deref().unwrap_or("unknown"),
-            host.cores,
-            host.cpu_model.as_deref().unwrap_or("unknown CPU"),
-            host.kernel.as_deref().unwrap_or("unknown"),
-        ),
-    ];
+    let mut notes = vec![view.scenario.description.clone(), d.place()];
     notes.retain(|note| !note.is_empty());
     if !host.built_from.is_empty() {
         notes.push(host.programs());

@@ -47,8 +47,11 @@ pub(super) fn start(
     let target = subjects::start(scenario, settings, surroundings, host);
     if scenario.peers().is_empty() {
         host.sandboxes = scenario.target.place();
+        let target = target?;
+        let reported = host.software.take();
+        host.software = reported.or_else(|| target.target.about().describe());
         return Ok(Systems {
-            target: target?,
+            target,
             peers: Vec::new(),
             found: Vec::new(),
             _servers: Vec::new(),

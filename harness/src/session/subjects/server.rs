@@ -49,6 +49,9 @@ pub(super) fn at_url(
     host.endpoint = Some(api.to_string());
     let target = e2b(spec, api, key_of(spec)?);
     refuse_unknown_templates(scenario, &target)?;
+    // The run itself reports a server that does not respond.
+    let health = target.api.send("GET", "/health", "").ok();
+    host.software = health.and_then(|answer| answer.header("server").map(str::to_owned));
     let beside = direct::beside(scenario, settings, surroundings.run_dir, host, None)?;
     Ok(Subjects {
         beside,
