@@ -7,6 +7,7 @@ mod density;
 mod doctor;
 mod history;
 mod init;
+mod pack;
 mod peers;
 mod plan;
 mod report;
@@ -27,6 +28,7 @@ use harness::{
     compare::CompareError,
     event::EVENTS_FORMAT,
     host::facts,
+    pack::PackError,
     record::RecordError,
     report::document,
     saturate::SaturateError,
@@ -68,6 +70,11 @@ enum Command {
     Compare(compare::Compare),
     /// Draw the trends of recorded runs as one HTML page
     History(history::History),
+    /// Write a recorded run with its hashes into one archive, which may be signed
+    Pack(pack::Pack),
+    /// Check a recorded run or a pack: hashes, signature, figures, division. Exit code 3 after a fault, 5 if something
+    /// cannot be verified
+    Check(pack::Check),
     /// Measure two builds in one run, in the order A B B A, and report what changed
     Ab(ab::Ab),
     /// Find the highest start rate at which the P95 of first exec stays within a bound
@@ -126,6 +133,8 @@ enum CommandError {
     NoPeer { name: String, known: String },
     #[error("{0} does not contain a recorded run")]
     NoRun(PathBuf),
+    #[error(transparent)]
+    Pack(#[from] PackError),
     #[error("no bound: give at least one of --p95, --memory and --idle-cpu")]
     NoBound,
     #[error(
@@ -149,6 +158,7 @@ impl CommandError {
             | Self::Record(_)
             | Self::Compare(_)
             | Self::NoPeer { .. }
+            | Self::Pack(_)
             | Self::NoBound
             | Self::Untimed(_)
             | Self::NotHeld(_)
@@ -280,6 +290,8 @@ impl Command {
             Self::Plan(plan) => plan.carry_out(),
             Self::Compare(compare) => compare.carry_out(),
             Self::History(history) => history.carry_out(),
+            Self::Pack(pack) => pack.carry_out(),
+            Self::Check(check) => check.carry_out(),
             Self::Ab(ab) => ab.carry_out(),
             Self::Saturate(saturate) => saturate.carry_out(),
             Self::Density(density) => density.carry_out(),

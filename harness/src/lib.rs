@@ -40,6 +40,10 @@ pub mod summary;
 pub mod gate;
 pub mod report;
 
+// Records for others.
+pub mod check;
+pub mod pack;
+
 // Several runs.
 pub mod ab;
 pub mod compare;

@@ -292,6 +292,8 @@ pub struct RecordedRun {
     pub facts: HostFacts,
     /// SHA-256 of the uncompressed events.
     pub sha256: String,
+    /// `None` for records whose events carry no hashes.
+    pub chain: Option<record::ChainEnd>,
 }
 
 impl RecordedRun {
@@ -305,6 +307,7 @@ impl RecordedRun {
             summary: fold::fold(&record.events),
             facts: read_environment(dir)?,
             sha256: record.sha256,
+            chain: record.chain,
         })
     }
 

@@ -353,7 +353,7 @@ fn the_head_of_a_page_says_when_and_on_what_and_each_figure_has_an_anchor() {
         "platform ring3, 2 cores, Invented CPU, Linux 6.1.0",
         "0123456",
         &hash,
-        "cube-bench report DIR",
+        "cube-bench check DIR",
     ] {
         assert!(head.contains(part), "{part}: {head}");
     }

@@ -130,8 +130,8 @@ fn head(view: &View<'_>, d: &Document) -> Markup {
                 p.facts { span { "record: SHA-256 " code { (record) } } }
                 p.facts {
                     span {
-                        "Verify this page: " code { "cube-bench report DIR" }
-                        " recomputes it from the record in DIR, whose hash stands above."
+                        "Verify this page: " code { "cube-bench check DIR" } " recomputes report.json from the record in "
+                        "DIR and prints its hash; " code { "cube-bench report DIR" } " writes this page again."
                     }
                 }
             }
