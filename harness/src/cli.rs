@@ -1,6 +1,7 @@
 //! The command line of `cube-bench`: commands, and the exit code of each error.
 
 mod ab;
+mod badge;
 mod claims;
 mod compare;
 mod density;
@@ -70,6 +71,8 @@ enum Command {
     Compare(compare::Compare),
     /// Draw the trends of recorded runs as one HTML page
     History(history::History),
+    /// Draw one figure of a recorded run as an SVG
+    Badge(badge::Badge),
     /// Write a recorded run with its hashes into one archive, which may be signed
     Pack(pack::Pack),
     /// Check a recorded run or a pack: hashes, signature, figures, division. Exit code 3 after a fault, 5 if something
@@ -135,6 +138,10 @@ enum CommandError {
     NoRun(PathBuf),
     #[error(transparent)]
     Pack(#[from] PackError),
+    #[error(
+        "{0:?} is not a figure: name it as the metric of a gate, such as first_exec.p95 or memory.slope"
+    )]
+    NoFigure(String),
     #[error("no bound: give at least one of --p95, --memory and --idle-cpu")]
     NoBound,
     #[error(
@@ -158,6 +165,7 @@ impl CommandError {
             | Self::Record(_)
             | Self::Compare(_)
             | Self::NoPeer { .. }
+            | Self::NoFigure(_)
             | Self::Pack(_)
             | Self::NoBound
             | Self::Untimed(_)
@@ -290,6 +298,7 @@ impl Command {
             Self::Plan(plan) => plan.carry_out(),
             Self::Compare(compare) => compare.carry_out(),
             Self::History(history) => history.carry_out(),
+            Self::Badge(badge) => badge.carry_out(),
             Self::Pack(pack) => pack.carry_out(),
             Self::Check(check) => check.carry_out(),
             Self::Ab(ab) => ab.carry_out(),

@@ -1,5 +1,6 @@
 //! Reports: pure functions of a summary, the facts about the host and the evaluated gates.
 
+pub mod badge;
 pub mod cluster;
 pub mod comparison;
 pub mod cost;

@@ -1,4 +1,4 @@
-//! Recorded runs for others: packs and the submission checker.
+//! Recorded runs for others: packs, the submission checker and badges.
 #![expect(
     clippy::unwrap_used,
     reason = "a run that cannot be written should stop the test"
@@ -198,4 +198,29 @@ fn an_archive_with_foreign_entries_is_refused() {
     }
     let empty = bench(&["check", text(stage.path())]);
     assert_eq!(empty.status.code(), Some(2));
+}
+
+#[test]
+fn a_badge_shows_value_interval_host_and_date() {
+    let stage = tempfile::tempdir().unwrap();
+    let run = run(stage.path());
+    let out = stage.path().join("x.svg");
+    let badge = |figure: &str| {
+        let args = ["badge", text(&run), "--figure", figure, "-o", text(&out)];
+        bench(&args).status.code()
+    };
+    assert_eq!(badge("first_exec.p95"), Some(0));
+    let svg = fs::read_to_string(&out).unwrap();
+    for part in [
+        "recorded first exec P95",
+        "51.17 ms (95 %: 49.01 ms to 53.42 ms), n = 120",
+        "Invented CPU",
+        "2023-11-14",
+    ] {
+        assert!(svg.contains(part), "{part}: {svg}");
+    }
+    assert!(!svg.contains("href") && !svg.contains("<script"));
+    assert_eq!(badge("memory.slope"), Some(0));
+    assert!(fs::read_to_string(&out).unwrap().contains("2.605 MB"));
+    assert_eq!(badge("first_exec.p42"), Some(2));
 }
