@@ -71,6 +71,8 @@ enum Command {
     Compare(compare::Compare),
     /// Draw the trends of recorded runs as one HTML page
     History(history::History),
+    /// Draw runs of many hosts and platforms as one HTML page
+    Board(history::Board),
     /// Draw one figure of a recorded run as an SVG
     Badge(badge::Badge),
     /// Write a recorded run with its hashes into one archive, which may be signed
@@ -298,6 +300,7 @@ impl Command {
             Self::Plan(plan) => plan.carry_out(),
             Self::Compare(compare) => compare.carry_out(),
             Self::History(history) => history.carry_out(),
+            Self::Board(board) => board.carry_out(),
             Self::Badge(badge) => badge.carry_out(),
             Self::Pack(pack) => pack.carry_out(),
             Self::Check(check) => check.carry_out(),

@@ -1,6 +1,7 @@
 //! Reports: pure functions of a summary, the facts about the host and the evaluated gates.
 
 pub mod badge;
+pub mod board;
 pub mod cluster;
 pub mod comparison;
 pub mod cost;

@@ -1,4 +1,4 @@
-//! Recorded runs for others: packs, the submission checker and badges.
+//! Recorded runs for others: packs, the submission checker, badges and the board.
 #![expect(
     clippy::unwrap_used,
     reason = "a run that cannot be written should stop the test"
@@ -223,4 +223,28 @@ fn a_badge_shows_value_interval_host_and_date() {
     assert_eq!(badge("memory.slope"), Some(0));
     assert!(fs::read_to_string(&out).unwrap().contains("2.605 MB"));
     assert_eq!(badge("first_exec.p42"), Some(2));
+}
+
+#[test]
+fn the_board_has_a_row_for_each_run_with_division_and_record() {
+    let stage = tempfile::tempdir().unwrap();
+    let run = run(stage.path());
+    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../results");
+    let published = results.join("single-api-ring3-2core-20261124");
+    let out = stage.path().join("board.html");
+    let args = ["board", text(&run), text(&published), "--out", text(&out)];
+    assert_eq!(bench(&args).status.code(), Some(0));
+    let page = fs::read_to_string(&out).unwrap();
+    for part in [
+        "2 recorded runs",
+        "Invented CPU",
+        "id=\"single-api\"",
+        "id=\"recorded\"",
+        "first output, cold",
+        "MemAvailable lost per additional sandbox",
+        "39.10 / 51.17 (49.01–53.42)",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+    assert!(!page.contains("http://") && !page.contains("https://") && !page.contains("<script"));
 }

@@ -1,11 +1,13 @@
-//! `cube-bench history`: draws the trends of recorded runs.
+//! `cube-bench history` and `cube-bench board`: many recorded runs on one page.
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use harness::{
+    check::Division,
     record,
     report::{
+        board,
         document::Document,
         history::{self, Entry},
     },
@@ -26,36 +28,42 @@ pub(super) struct History {
     out: PathBuf,
 }
 
+#[derive(Args)]
+pub(super) struct Board {
+    /// Directories of runs, or directories that contain them
+    #[arg(required = true, value_name = "DIR")]
+    dirs: Vec<PathBuf>,
+    /// File to write
+    #[arg(long, value_name = "FILE", default_value = "board.html")]
+    out: PathBuf,
+}
+
 impl History {
     pub(super) fn carry_out(self) -> Result<End, CommandError> {
-        history(&self.dirs, &self.out)
+        write(&self.dirs, &self.out, history::render)
     }
 }
 
-/// Writes the page. Directories without recorded events are not runs. A run that cannot be read is listed on the
-/// page.
-fn history(dirs: &[PathBuf], out: &Path) -> Result<End, CommandError> {
+impl Board {
+    pub(super) fn carry_out(self) -> Result<End, CommandError> {
+        write(&self.dirs, &self.out, board::render)
+    }
+}
+
+/// Writes the page. A run that cannot be read is listed on the page.
+fn write(
+    dirs: &[PathBuf],
+    out: &Path,
+    render: fn(&[Entry]) -> String,
+) -> Result<End, CommandError> {
     let mut entries = Vec::new();
     for dir in dirs {
-        let io_error = |source| SessionError::Io {
-            path: dir.clone(),
-            source,
-        };
-        let runs = std::fs::read_dir(dir).map_err(io_error)?;
-        for run in runs {
-            let path = run.map_err(io_error)?.path();
-            if record::events_file(&path).is_some() {
-                entries.push(Entry {
-                    name: path.display().to_string(),
-                    run: document(&path).map_err(|error| chain(&error)),
-                });
-            }
-        }
+        entries.extend(entries_of(dir)?);
     }
     if entries.is_empty() {
         return Err(CommandError::NoRun(dirs[0].clone()));
     }
-    std::fs::write(out, history::render(&entries)).map_err(|source| SessionError::Io {
+    std::fs::write(out, render(&entries)).map_err(|source| SessionError::Io {
         path: out.to_owned(),
         source,
     })?;
@@ -64,7 +72,42 @@ fn history(dirs: &[PathBuf], out: &Path) -> Result<End, CommandError> {
     Ok(End::Pass)
 }
 
-fn document(dir: &Path) -> Result<Document, CommandError> {
+/// The run in `dir`, or else the runs in its directories. Directories without recorded events are not runs.
+fn entries_of(dir: &Path) -> Result<Vec<Entry>, CommandError> {
+    if record::events_file(dir).is_some() {
+        return Ok(vec![entry(dir)]);
+    }
+    let io_error = |source| SessionError::Io {
+        path: dir.to_owned(),
+        source,
+    };
+    let mut entries = Vec::new();
+    for run in std::fs::read_dir(dir).map_err(io_error)? {
+        let path = run.map_err(io_error)?.path();
+        if record::events_file(&path).is_some() {
+            entries.push(entry(&path));
+        }
+    }
+    Ok(entries)
+}
+
+fn entry(dir: &Path) -> Entry {
+    let read = read(dir).map_err(|error| chain(&error));
+    let (run, division) = match read {
+        Ok((document, division)) => (Ok(document), Some(division)),
+        Err(why) => (Err(why), None),
+    };
+    let name = dir.display().to_string();
+    Entry {
+        name,
+        run,
+        division,
+    }
+}
+
+fn read(dir: &Path) -> Result<(Document, Division), CommandError> {
     let recorded = RecordedRun::read(dir)?;
-    Ok(Document::new(&viewed(&recorded, dir)?))
+    let view = viewed(&recorded, dir)?;
+    let division = Division::of(view.scenario, view.facts.sandboxes);
+    Ok((Document::new(&view), division))
 }

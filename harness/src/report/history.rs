@@ -14,7 +14,7 @@ use super::{
     section::{Column, Section},
     units::milliseconds,
 };
-use crate::gate::Verdict;
+use crate::{check::Division, gate::Verdict};
 
 /// Colours of P50 and P95.
 const COLOURS: [&str; 2] = ["var(--p1)", "var(--p8)"];
@@ -26,6 +26,8 @@ pub struct Entry {
     pub name: String,
     /// The report, or the reason why there is none.
     pub run: Result<Document, String>,
+    /// Whether the run answers a shipped question; `None` if it cannot be read.
+    pub division: Option<Division>,
 }
 
 /// A value of each run, with its 95 % confidence interval.
@@ -309,6 +311,7 @@ mod tests {
         Entry {
             name: name.to_owned(),
             run: Ok(Document::new(&recorded.view().unwrap())),
+            division: None,
         }
     }
 
@@ -326,7 +329,8 @@ mod tests {
             Entry {
                 name: "broken".to_owned(),
                 run: Err("cannot read <events>".to_owned()),
-                },
+                division: None,
+            },
         ]
     }
 
