@@ -11,6 +11,7 @@ mod init;
 mod pack;
 mod peers;
 mod plan;
+mod quick;
 mod report;
 mod run;
 mod saturate;
@@ -59,6 +60,8 @@ enum Command {
     Init(init::Init),
     /// Run a scenario, record it, evaluate its gates and print the report
     Run(run::Run),
+    /// Measure a server with E2B's API in two minutes: create, echo and a Python cell, by origin of the sandbox
+    Quick(quick::Quick),
     /// Compare systems in one run, interleaved: create, first command, removal
     Peers(peers::Peers),
     /// Recompute the report of a recorded run
@@ -294,6 +297,7 @@ impl Command {
         match self {
             Self::Init(init) => init.carry_out(),
             Self::Run(run) => run.carry_out(),
+            Self::Quick(quick) => quick.carry_out(),
             Self::Peers(peers) => peers.carry_out(),
             Self::Report(report) => report.carry_out(),
             Self::Rewrite(rewrite) => rewrite.carry_out(),

@@ -47,6 +47,7 @@ pub mod pack;
 // Several runs.
 pub mod ab;
 pub mod compare;
+pub mod quick;
 pub mod saturate;
 
 pub mod claims;

@@ -77,7 +77,7 @@ impl Run {
 }
 
 /// The keys that `--target URL` stands for.
-fn target_changes(url: &String) -> Vec<Change> {
+pub(super) fn target_changes(url: &String) -> Vec<Change> {
     let texts = [
         "target.kind=e2b".to_owned(),
         format!("target.api_url={url}"),

@@ -69,6 +69,14 @@ impl PhaseDocument {
         }
     }
 
+    /// The same without the number of samples.
+    pub(crate) fn short(&self, quantile: Quantile) -> String {
+        if self.n < quantile.needs() {
+            return "n/a".to_owned();
+        }
+        self.cell(quantile)
+    }
+
     /// The 95 % interval of P95; empty if there is none.
     pub(super) fn p95_interval(&self) -> String {
         let interval = self.p95_ci95_ms;
