@@ -10,6 +10,7 @@
 //! /etc/cube/cube.toml       configuration        share/
 //! /usr/bin/                 links to programs
 //! ```
+//! `cube-bench-client` is `cube-bench` alone: one file that measures any server.
 //! The programs are static, so they run on any Debian. The template `base` is not included: it holds the CPU state
 //! of the host that made it; `cube-api prepare` makes it.
 
@@ -35,6 +36,8 @@ use tree::Tree;
 
 /// Maximum size of a published package.
 const MOST: Bytes = Bytes::mib(120);
+/// Maximum size of the client, which users download to measure a server in two minutes.
+const MOST_OF_CLIENT: Bytes = Bytes::mib(12);
 /// The root image dominates the package. Level 19 takes minutes and unpacks at several hundred MB/s; xz would take
 /// as long and unpack ten times slower. dpkg reads zstd since Debian 12.
 const ZSTD_LEVEL: &str = "19";
@@ -44,6 +47,8 @@ const ZSTD_LEVEL: &str = "19";
 pub(crate) struct Dist {
     pub(crate) package: PathBuf,
     pub(crate) archive: PathBuf,
+    /// `cube-bench` alone, for hosts that measure other servers.
+    pub(crate) client: PathBuf,
     pub(crate) interpreter: Option<PathBuf>,
 }
 
@@ -75,6 +80,7 @@ pub(crate) fn build(
     let dist = Dist {
         package: out.join(format!("cube_{version}_amd64.deb")),
         archive: out.join(format!("cube-{version}-amd64.tar.zst")),
+        client: out.join(format!("cube-bench-client-{version}-amd64")),
         interpreter: interpreter
             .map(|_| out.join(format!("cube-code-interpreter_{version}_amd64.deb"))),
     };
@@ -123,13 +129,19 @@ pub(crate) fn build(
         .arg(&name);
         tool::run(&mut tar, &log)
     })?;
+    let client = work.join(format!("cube-{version}-amd64/bin/cube-bench"));
+    place(&client, &dist.client)?;
     remove_tree(&work)?;
-    for file in [&dist.package, &dist.archive] {
+    for (file, most) in [
+        (&dist.package, MOST),
+        (&dist.archive, MOST),
+        (&dist.client, MOST_OF_CLIENT),
+    ] {
         let size = Bytes(fs::metadata(file)?.len());
         progress.line(&format!("{}: {} MiB", file.display(), size.0 >> 20));
         ensure!(
-            size <= MOST || level != ZSTD_LEVEL,
-            "{} has {size}: more than {MOST}",
+            size <= most || level != ZSTD_LEVEL,
+            "{} has {size}: more than {most}",
             file.display()
         );
     }

@@ -14,6 +14,7 @@ use crate::{
         Counts, Outcome, TestEnvironment, Tier,
         blocks::{Blocks, Session},
     },
+    tool,
     workspace::Workspace,
 };
 
@@ -70,6 +71,13 @@ pub(crate) fn run(
     for dist in [old, new] {
         std::fs::remove_file(dist.package)?;
         std::fs::remove_file(dist.archive)?;
+        // The client alone, without the other programs.
+        tool::output(
+            Command::new(&dist.client)
+                .env_clear()
+                .args(["quick", "--help"]),
+        )?;
+        std::fs::remove_file(dist.client)?;
         dist.interpreter.map_or(Ok(()), std::fs::remove_file)?;
     }
     let mut outcome = Outcome::of(NAME, done.status, counts(&text));
