@@ -168,11 +168,29 @@ impl<S: Transport> EnvdClient<S> {
         to: &mut impl Write,
         user: Option<&str>,
     ) -> Result<u64, ClientError> {
+        let received = self.receive("GET", &files_target(path, user), &[], b"", to)?;
+        received.map_err(|answer| refused(&answer))
+    }
+
+    /// Sends a request and writes the body of its response to `to` while it arrives. Returns its length, or the complete
+    /// response if its status is not 200.
+    ///
+    /// # Errors
+    /// Returns [`ClientError::Local`] if `to` cannot be written, and another [`ClientError`] except
+    /// [`ClientError::Refused`] if the call fails.
+    pub fn receive(
+        &mut self,
+        method: &str,
+        target: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+        to: &mut impl Write,
+    ) -> Result<Result<u64, HttpAnswer>, ClientError> {
         let deadline = Deadline::after(self.timeout);
-        self.send_request("GET", &files_target(path, user), &[], b"", deadline)?;
+        self.send_request(method, target, headers, body, deadline)?;
         let mut head = self.connection.read_head(deadline)?;
         if head.status != 200 {
-            return Err(refused(&self.connection.collect(head, deadline)?));
+            return Ok(Err(self.connection.collect(head, deadline)?));
         }
         let (mut piece, mut length) = (Vec::with_capacity(PIECE), 0);
         while self
@@ -186,7 +204,7 @@ impl<S: Transport> EnvdClient<S> {
             length += piece.len() as u64;
             piece.clear();
         }
-        Ok(length)
+        Ok(Ok(length))
     }
 
     /// Sends `POST /files` with the content of a file of this host, whatever its size.
