@@ -32,7 +32,7 @@ use crate::{
 };
 
 pub(crate) use lease::{LEASE, Lease};
-pub(crate) use signals::{AtEnd, Draft, Signals};
+pub(crate) use signals::{AtEnd, Draft, Signals, ending};
 pub(crate) use terminal::{is_terminal, size};
 
 /// Exit code of a command that timed out, as in timeout(1).

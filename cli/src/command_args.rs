@@ -141,36 +141,47 @@ pub(crate) struct EgressArgs {
 impl EgressArgs {
     /// Sets the network options of a request.
     pub(crate) fn apply(&self, request: &mut NewSandbox) -> Result<(), Failure> {
-        let words: Vec<&str> = self.egress.iter().map(String::as_str).collect();
-        match words.as_slice() {
-            [] => {}
-            ["none"] => request.allow_internet_access = Some(false),
-            ["internet"] => request.allow_internet_access = Some(true),
-            hosts if hosts.contains(&"none") || hosts.contains(&"internet") => {
-                return Err(
-                    Failure::usage("--egress none and --egress internet stand alone")
-                        .with_cure("use one of them, or only hosts and blocks"),
-                );
-            }
-            hosts => {
-                hosts.iter().try_for_each(|host| check_destination(host))?;
-                request.network = Some(NetworkConfig {
-                    allow_out: Some(hosts.iter().map(ToString::to_string).collect()),
-                    deny_out: Some(vec![ALL.to_owned()]),
-                    ..NetworkConfig::default()
-                });
-            }
-        }
-        Ok(())
+        allow("--egress", &self.egress, request)
     }
 }
 
+/// Sets the network options of a request to the values of an option.
+pub(crate) fn allow(
+    option: &str,
+    values: &[String],
+    request: &mut NewSandbox,
+) -> Result<(), Failure> {
+    let words: Vec<&str> = values.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        [] => {}
+        ["none"] => request.allow_internet_access = Some(false),
+        ["internet"] => request.allow_internet_access = Some(true),
+        hosts if hosts.contains(&"none") || hosts.contains(&"internet") => {
+            return Err(
+                Failure::usage(format!("{option} none and {option} internet stand alone"))
+                    .with_cure("use one of them, or only hosts and blocks"),
+            );
+        }
+        hosts => {
+            hosts
+                .iter()
+                .try_for_each(|host| check_destination(option, host))?;
+            request.network = Some(NetworkConfig {
+                allow_out: Some(values.to_vec()),
+                deny_out: Some(vec![ALL.to_owned()]),
+                ..NetworkConfig::default()
+            });
+        }
+    }
+    Ok(())
+}
+
 /// Finds the mistakes that a server's message could not name by their option.
-fn check_destination(text: &str) -> Result<(), Failure> {
+fn check_destination(option: &str, text: &str) -> Result<(), Failure> {
     if let Some((_, rest)) = text.split_once("://") {
         let host = rest.split(['/', ':']).next().unwrap_or_default();
-        return Err(Failure::usage(format!("--egress {text} is a URL"))
-            .with_cure(format!("write the host alone: --egress {host}")));
+        return Err(Failure::usage(format!("{option} {text} is a URL"))
+            .with_cure(format!("write the host alone: {option} {host}")));
     }
     let Some((address, length)) = text.split_once('/') else {
         return Ok(());
@@ -180,7 +191,7 @@ fn check_destination(text: &str) -> Result<(), Failure> {
         Ok(IpAddr::V6(_)) => 128,
         Err(_) => {
             return Err(
-                Failure::usage(format!("--egress {text} is not a CIDR block"))
+                Failure::usage(format!("{option} {text} is not a CIDR block"))
                     .with_cure("write a host name without a path, or a block such as 10.0.0.0/8"),
             );
         }
@@ -188,7 +199,7 @@ fn check_destination(text: &str) -> Result<(), Failure> {
     match length.parse::<u8>() {
         Ok(length) if length <= longest => Ok(()),
         _ => Err(Failure::usage(format!(
-            "--egress {text}: {length:?} is not a prefix length"
+            "{option} {text}: {length:?} is not a prefix length"
         ))
         .with_cure(format!("use 0 to {longest}"))),
     }

@@ -11,6 +11,7 @@ mod cluster;
 mod doctor;
 mod health;
 mod key;
+mod mcp;
 mod node;
 mod pages;
 mod quickstart;

@@ -9,7 +9,7 @@ use crate::{
     context::Context,
     cubemastercli, doctor,
     failure::{ATTACHED, Failure, Kind},
-    health, key, node,
+    health, key, mcp, node,
     output::Format,
     pages, quickstart, run, sandbox, secret,
     server::ServerArgs,
@@ -62,6 +62,8 @@ pub(crate) enum Command {
     /// The server itself: version of its interface, health, counts
     #[command(subcommand)]
     Server(health::ServerCommand),
+    /// Serve sandboxes as tools of AI agents, over the Model Context Protocol
+    Mcp(Box<mcp::McpArgs>),
     /// Check this host, and print the remedy for everything that is missing
     Doctor(doctor::DoctorArgs),
     /// From an installed package to a first sandbox, with the environment variables for clients
@@ -118,6 +120,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Key(command) => finished(&context, key::run(&context, &command)),
         Command::Generate(command) => finished(&context, pages::run(&command, Cube::command())),
         Command::Server(command) => finished(&context, health::run(&context, &command)),
+        Command::Mcp(args) => finished(&context, mcp::run(&context, &args)),
         Command::Doctor(args) => finished(&context, doctor::run(&context, &args)),
         Command::Quickstart(args) => finished(&context, quickstart::run(&context, &args)),
     }
@@ -172,7 +175,8 @@ mod tests {
             assert!(!shown.contains(&hidden), "{hidden}");
         }
         for command in [
-            "run", "sandbox", "snapshot", "template", "secret", "node", "key", "server", "generate",
+            "run", "sandbox", "snapshot", "template", "secret", "node", "key", "server", "mcp",
+            "generate",
         ] {
             assert!(shown.contains(&command), "{command}");
         }

@@ -12,6 +12,7 @@ use clap::{Args, Subcommand};
 
 use crate::{context::Context, failure::Failure};
 
+pub(crate) use calls::row as call_row;
 use exec::{ExecArgs, ShellArgs, exec, shell};
 pub(crate) use list::{all, info, print_ids};
 

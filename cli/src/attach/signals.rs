@@ -180,6 +180,12 @@ impl Signals {
     }
 }
 
+/// Blocks the signals that end a program, for a thread that waits for them. Must be called before any other thread is
+/// started.
+pub(crate) fn ending() -> SigSet {
+    block(ENDING.into_iter())
+}
+
 /// Blocks the signals in this list that are not ignored.
 fn block(signals: impl Iterator<Item = Signal>) -> SigSet {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -205,7 +211,7 @@ pub(crate) struct Draft(Arc<Mutex<Option<PathBuf>>>);
 impl Draft {
     /// Must be called before any other thread is started.
     pub(crate) fn guarded() -> Self {
-        let (set, draft) = (block(ENDING.into_iter()), Self::default());
+        let (set, draft) = (ending(), Self::default());
         let of_thread = draft.clone();
         thread::spawn(move || {
             if let Ok(signal) = set.wait() {

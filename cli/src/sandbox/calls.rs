@@ -57,7 +57,7 @@ fn show(format: Format, new: &[NetworkEvent]) -> Result<(), Failure> {
     }
 }
 
-fn row(event: &NetworkEvent) -> Vec<String> {
+pub(crate) fn row(event: &NetworkEvent) -> Vec<String> {
     let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
     let host = event
         .name

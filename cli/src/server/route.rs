@@ -1,6 +1,8 @@
 //! Routes to the agents of sandboxes.
 
-use client::endpoint::{Endpoint, Wire};
+use std::time::Duration;
+
+use client::endpoint::{BadUrl, Endpoint, Wire};
 use envd::{ENVD_PORT, EnvdClient};
 use rest::{RefreshRequest, ResumeRequest, Sandbox, SandboxDetail, SandboxState};
 
@@ -19,6 +21,9 @@ pub(crate) struct SandboxRoute {
     pub(crate) id: String,
     token: Option<String>,
     endpoint: Endpoint,
+    /// Of the endpoint, if each sandbox has a host name.
+    domain: Option<String>,
+    port: u16,
 }
 
 impl Server {
@@ -46,17 +51,19 @@ impl Server {
         if token.is_some_and(|token| !is_header(token)) {
             return Err(unexpected("access token"));
         }
-        let endpoint = match &self.data {
-            DataPlane::At(endpoint) => endpoint.clone(),
+        let (endpoint, domain) = match &self.data {
+            DataPlane::At(endpoint) => (endpoint.clone(), None),
             DataPlane::Domain(configured) => {
                 let domain = domain.unwrap_or(configured);
-                Endpoint::parse(&format!("https://{ENVD_PORT}-{id}.{domain}"))?
+                (named(ENVD_PORT, id, domain)?, Some(domain.to_owned()))
             }
         };
         Ok(SandboxRoute {
             id: id.to_owned(),
             token: token.cloned(),
             endpoint,
+            domain,
+            port: ENVD_PORT,
         })
     }
 
@@ -75,9 +82,14 @@ impl Server {
     /// Finds a sandbox that a command will use for at least [`LEASE`]. A paused sandbox is resumed, and pauses
     /// again at its end of life, so nothing is lost if this program is killed.
     pub(crate) fn find(&mut self, id: &str) -> Result<SandboxRoute, Failure> {
+        self.find_for(id, LEASE)
+    }
+
+    /// Like [`Self::find`], for this time.
+    pub(crate) fn find_for(&mut self, id: &str, time: Duration) -> Result<SandboxRoute, Failure> {
         let path = format!("/sandboxes/{}", segment(id));
         let found: SandboxDetail = self.get(&path).map_err(unknown_sandbox)?;
-        let lease = i64::try_from(LEASE.as_secs()).ok();
+        let lease = i64::try_from(time.as_secs()).ok();
         match found.state {
             SandboxState::Running => {
                 let body = RefreshRequest { duration: lease };
@@ -124,14 +136,28 @@ pub(crate) fn unknown_sandbox(failure: Failure) -> Failure {
     failure.if_not_found("`cube sandbox list` shows the sandboxes")
 }
 
+/// The endpoint of a port of a sandbox that has a host name.
+fn named(port: u16, id: &str, domain: &str) -> Result<Endpoint, BadUrl> {
+    Endpoint::parse(&format!("https://{port}-{id}.{domain}"))
+}
+
 impl SandboxRoute {
-    /// A new connection to the agent.
+    /// The route to another port of the sandbox.
+    pub(crate) fn at_port(mut self, port: u16) -> Result<Self, Failure> {
+        if let Some(domain) = &self.domain {
+            self.endpoint = named(port, &self.id, domain)?;
+        }
+        self.port = port;
+        Ok(self)
+    }
+
+    /// A new connection to the port, by default the agent's.
     pub(crate) fn dial(&self) -> Result<EnvdClient<Wire>, Failure> {
         Ok(self.over(EnvdClient::over(self.endpoint.dial(DIAL)?, ANSWER)))
     }
 
     fn over(&self, mut client: EnvdClient<Wire>) -> EnvdClient<Wire> {
-        let port = ENVD_PORT.to_string();
+        let port = self.port.to_string();
         let headers = [
             ("e2b-sandbox-id", self.id.as_str()),
             ("e2b-sandbox-port", &port),

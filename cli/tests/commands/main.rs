@@ -8,6 +8,7 @@ mod attached;
 mod cubemastercli;
 mod errors;
 mod images;
+mod mcp;
 mod registry;
 mod sandboxes;
 mod secrets;
@@ -47,6 +48,10 @@ fn main() {
         },
         secrets::{
             kvm_a_secret_is_stored_listed_updated_and_deleted,
+        },
+        mcp::{
+            kvm_an_mcp_client_uses_sandboxes_which_end_with_its_input,
+            kvm_mcp_over_http_serves_only_clients_with_the_token,
         },
         errors::{
             kvm_failures_name_the_cause_and_the_cure,
