@@ -133,7 +133,7 @@ pub async fn end(spec: &ServeSpec) -> Result<(), ServeError> {
     let lock = lock(&spec.pool.state).await?;
     let (engine, backend) = Engine::open(spec, lock, start.authenticator, None).await?;
     drop(backend);
-    close(engine, OnClose::Kill).await;
+    close(engine, OnClose::EndRunning).await;
     Ok(())
 }
 

@@ -431,6 +431,10 @@ impl Driver {
                 let mut all = self.slots.iter();
                 self.adoptions.is_idle() && all.all(|(id, e)| self.is_left(id, &e.slot))
             }
+            Some(OnClose::EndRunning) => {
+                let left = |e: &Entry| matches!(e.slot.stage, Stage::Paused(_));
+                self.adoptions.is_idle() && slots.all(left)
+            }
             Some(OnClose::Kill) => slots.next().is_none(),
         };
         is_done && self.adoptions.is_swept()

@@ -41,6 +41,8 @@ pub enum OnClose {
     Keep,
     /// All sandboxes are ended and removed, including paused ones.
     Kill,
+    /// Running sandboxes are ended. Paused ones remain on disk for the next [`crate::Pool::open`].
+    EndRunning,
     /// Like [`OnClose::Keep`], for a process that continues without the pool while the next server runs: it stays in
     /// its cgroup, and so within its memory limit.
     HandOver,

@@ -215,6 +215,11 @@ impl Slot {
         }
     }
 
+    /// Whether clients see a paused sandbox.
+    pub(crate) fn is_paused(&self) -> bool {
+        matches!(self.state(), Some(SandboxState::Paused(_)))
+    }
+
     /// Whether the sandbox is on disk or is being written there to stay. A sandbox that is being resumed still counts.
     pub(crate) fn is_saved(&self) -> bool {
         match self.stage {

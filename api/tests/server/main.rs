@@ -104,6 +104,7 @@ fn main() {
             kvm_what_runs_outlives_a_killed_server,
             kvm_an_upgraded_server_keeps_sandboxes_and_their_deadlines,
             kvm_a_stopped_server_keeps_or_ends_what_runs,
+            kvm_the_end_of_a_stopped_server_spares_paused_sandboxes,
             kvm_a_wall_clock_that_is_set_neither_ends_nor_prolongs_a_sandbox,
         },
         reload::{

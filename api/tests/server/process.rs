@@ -244,6 +244,12 @@ impl Server {
         });
     }
 
+    /// Runs `cube-api end` with the options of the stopped process.
+    pub(crate) fn end(&self) {
+        let mut end = command(&self.program, "end", self.state.path(), &self.options);
+        assert!(end.status().unwrap().success());
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         self.signal_to(self.pid(), signal);
     }
@@ -384,22 +390,26 @@ pub(crate) fn is_running(pid: u32) -> bool {
 }
 
 fn start(program: &Path, state: &Path, address: SocketAddr, options: &[String]) -> Child {
+    let mut command = command(program, "serve", state, options);
+    command.args(["--listen", &address.to_string()]);
+    command.spawn().unwrap()
+}
+
+fn command(program: &Path, name: &str, state: &Path, options: &[String]) -> Command {
     let vmm = variable("CUBE_BIN").unwrap().join("cube-vmm");
     let mut command = Command::new(program);
-    command.arg("serve");
+    command.arg(name);
     if !options.iter().any(|option| option == "--templates") {
         command.arg("--templates").arg(templates());
     }
     command
-        .args(["--listen", &address.to_string()])
         .arg("--state")
         .arg(state)
         .arg("--vmm")
         .arg(vmm)
         .args(options)
-        .stdin(Stdio::null())
-        .spawn()
-        .unwrap()
+        .stdin(Stdio::null());
+    command
 }
 
 /// Directory of the installed templates.

@@ -99,6 +99,25 @@ pub(crate) fn kvm_a_stopped_server_keeps_or_ends_what_runs() {
     ending.get(&sandbox.path("")).expect(404);
 }
 
+/// `cube-api end`, which the package runs before it is removed.
+pub(crate) fn kvm_the_end_of_a_stopped_server_spares_paused_sandboxes() {
+    let options = ["--insecure-loopback", "--warm", "0:0", "--on-exit", "keep"];
+    let mut server = Server::with(&options);
+    let [running, paused] = [(); 2].map(|()| server.create(&json!({})));
+    server.write_file(&paused, "/dev/shm/note", "kept");
+    server.post(&paused.path("/pause"), &json!({})).expect(204);
+    server.stop();
+    server.end();
+    server.restart();
+    server.get(&running.path("")).expect(404);
+    let connect = format!("/v2{}", paused.path("/connect"));
+    server.post(&connect, &json!({"timeout": 60})).expect(201);
+    assert_eq!(server.read_file(&paused, "/dev/shm/note"), "kept");
+    for id in server.list() {
+        server.delete(&format!("/sandboxes/{id}")).expect(204);
+    }
+}
+
 /// A sandbox lives for as long as was requested, whether the wall clock is set by a day while a server runs or while none
 /// runs. Clients see the deadline by the new time.
 pub(crate) fn kvm_a_wall_clock_that_is_set_neither_ends_nor_prolongs_a_sandbox() {

@@ -496,14 +496,19 @@ impl Driver {
 
     pub(super) fn close(&mut self, on_close: OnClose, closed: Reply<()>) {
         self.stopping.close(on_close, closed);
-        if self.stopping.closing() != Some(OnClose::Kill) {
+        if matches!(
+            self.stopping.closing(),
+            Some(OnClose::Keep | OnClose::HandOver)
+        ) {
             self.adoptions.stop();
         }
         self.look_again = true;
         self.upkeep.stop_rebuild();
-        let doomed = self
-            .slots
-            .ids(|e| on_close == OnClose::Kill || !e.slot.is_leased());
+        let doomed = self.slots.ids(|e| match on_close {
+            OnClose::Kill => true,
+            OnClose::EndRunning => !e.slot.is_paused(),
+            OnClose::Keep | OnClose::HandOver => !e.slot.is_leased(),
+        });
         for id in doomed {
             self.end(&id);
         }
