@@ -48,7 +48,7 @@ impl PlatformState {
 const QUIET_RCU: &str = "rcu_nocbs=all rcutree.jiffies_till_next_fqs=10 rcupdate.rcu_expedited=1";
 
 /// Bytes of a file that a page fault maps at once, where the page cache has them; the kernel's default is 64 KiB. A fault
-/// costs a guest more than many entries of a page table do (docs/develop/guest.md, "Page faults of files").
+/// costs a guest more than many entries of a page table do (results/notes-develop.md, "Page faults of files").
 const FAULT_AROUND: &str = "cube.fault_around=1048576";
 
 /// Kernel parameters that the platform needs.
