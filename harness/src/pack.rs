@@ -170,7 +170,7 @@ pub fn unpack(path: &Path, dir: &Path) -> Result<(), PackError> {
     Ok(())
 }
 
-/// Reads the list of hashes; `None` if the directory is no unpacked pack.
+/// Reads the list of hashes. `None` if the directory was not unpacked from a pack.
 ///
 /// # Errors
 /// Returns [`PackError`] if it cannot be read, or has an unknown format.

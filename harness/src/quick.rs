@@ -31,7 +31,7 @@ use crate::{
     summary::fold::{self, Summary},
 };
 
-/// Files of the scenarios, by name: that of the probe, that of the cell, and its work.
+/// Names and contents of the files: the scenario with the probe, the scenario with a cell, and its cells.
 pub const FILES: [(&str, &str); 3] = [
     ("quick-probe.toml", include_str!("quick/probe.toml")),
     ("quick-cell.toml", include_str!("quick/cell.toml")),

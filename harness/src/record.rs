@@ -276,7 +276,7 @@ pub(crate) fn read_with_text(dir: &Path) -> Result<(Record, Vec<u8>), RecordErro
     Ok((record, text))
 }
 
-/// `None` if there is no manifest, because the run was killed or is older than this file.
+/// `None` without a manifest: the run was killed, or is older than manifests.
 fn read_manifest(dir: &Path) -> Result<Option<RunManifest>, RecordError> {
     let path = dir.join(MANIFEST_FILE);
     let read = || {

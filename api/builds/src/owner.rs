@@ -17,7 +17,7 @@ mod redo;
 mod running;
 mod task;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::{collections::BTreeSet, io, sync::Arc};
 

@@ -24,7 +24,7 @@ impl Peers {
     /// upgrades the connection, `held` is kept until the upgraded connection ends.
     ///
     /// # Errors
-    /// Returns [`Refusal::NodeFailed`] if there is no response.
+    /// Returns [`Refusal::NodeFailed`] if the node does not respond.
     pub(crate) async fn forward(
         &self,
         node: &NodeId,
@@ -51,7 +51,7 @@ impl Peers {
     /// Sends a control-plane request whose body is in memory or comes from this node's router.
     ///
     /// # Errors
-    /// Returns [`PeerError`] if there is no response.
+    /// Returns [`PeerError`] if the node does not respond.
     pub(crate) async fn pass(
         &self,
         node: &NodeId,

@@ -45,8 +45,7 @@ fn content(number: usize, each_mib: u64) -> String {
     format!("yes {number} | head -c 1M > {block}; yes {block} | head -n {each_mib} | xargs cat")
 }
 
-/// Creates a sandbox that fills its memory as soon as it is told to. It waits without starting processes, because hundreds
-/// of them wait.
+/// Creates a sandbox that fills its memory when told to. Hundreds of them wait, so waiting starts no processes.
 fn prepared(server: &Server, number: usize, each_mib: u64) -> Sandbox {
     let sandbox = server.create(&json!({"timeout": 3600}));
     server.write_file(&sandbox, "/root/note", &format!("note {number}"));

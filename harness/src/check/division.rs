@@ -20,7 +20,7 @@ const WORK: &str = include_str!("../../../scenarios/work/held-out/SHA256SUMS");
 pub enum Division {
     /// Name of the shipped scenario, and the hash of its question.
     Closed { scenario: String, hash: String },
-    /// Why the question is no shipped one.
+    /// Why the question is not one of the shipped scenarios.
     Open { why: String },
 }
 

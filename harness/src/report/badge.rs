@@ -11,8 +11,7 @@ const CHARACTER: f64 = 6.4;
 const MARGIN: f64 = 8.0;
 const HEIGHT: f64 = 36.0;
 
-/// The badge of a figure, which is named as the metric of a gate, such as `first_exec.p95`. `None` if there is no such
-/// metric.
+/// The badge of a figure. Figures have the names of gate metrics, such as `first_exec.p95`. `None` for an unknown name.
 #[must_use]
 pub fn render(view: &View<'_>, figure: &str) -> Option<String> {
     let found = evaluate(view, figure)?;

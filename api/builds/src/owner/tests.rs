@@ -51,7 +51,7 @@ struct State {
     is_unseen: bool,
 }
 
-fn info(id: &str, kind: TemplateKind, names: &[&str]) -> TemplateInfo {
+pub(crate) fn info(id: &str, kind: TemplateKind, names: &[&str]) -> TemplateInfo {
     TemplateInfo {
         id: id.to_owned(),
         names: names.iter().map(|n| (*n).to_owned()).collect(),

@@ -214,26 +214,8 @@ fn key_of(template: &TemplateInfo) -> Key {
 
 #[cfg(test)]
 mod tests {
-    use model::Bytes;
-
     use super::*;
-
-    fn template(kind: TemplateKind, names: &[&str]) -> TemplateInfo {
-        TemplateInfo {
-            id: "id".to_owned(),
-            names: names.iter().map(ToString::to_string).collect(),
-            memory: Bytes::mib(512),
-            vcpus: 1,
-            disk: Bytes::mib(64),
-            created_unix_s: 1,
-            kind,
-            source: None,
-            spawned: 0,
-            warm: 0,
-            vmm: None,
-            bytes: Bytes(0),
-        }
-    }
+    use crate::owner::tests::info;
 
     #[test]
     fn the_config_of_an_image_becomes_a_user_a_directory_and_a_script() {
@@ -264,10 +246,10 @@ mod tests {
 
     #[test]
     fn a_built_template_whose_settings_are_lost_is_no_origin() {
-        let built = template(TemplateKind::Built, &["x:v1"]);
+        let built = info("id", TemplateKind::Built, &["x:v1"]);
         let why = recorded(&built, "id", None).unwrap_err();
         assert!(why.contains("'x:v1'") && why.contains("build that template again"));
-        let why = recorded(&template(TemplateKind::Built, &[]), "id", None).unwrap_err();
+        let why = recorded(&info("id", TemplateKind::Built, &[]), "id", None).unwrap_err();
         assert!(why.contains("'id'"), "{why}");
         let finished = Finished {
             template: "id".to_owned(),
@@ -278,7 +260,7 @@ mod tests {
         let kept = recorded(&built, "id", Some(finished.clone()));
         assert_eq!(kept, Ok(Some(finished)));
         for kind in [TemplateKind::Snapshot, TemplateKind::Installed] {
-            assert_eq!(recorded(&template(kind, &[]), "id", None), Ok(None));
+            assert_eq!(recorded(&info("id", kind, &[]), "id", None), Ok(None));
         }
     }
 }

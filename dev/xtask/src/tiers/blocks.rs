@@ -38,7 +38,7 @@ const OTHERS: [&str; 5] = [
     "docs/develop",
 ];
 
-/// What a reader of these documents has done before: README's server and variables.
+/// What the documents without a server of their own assume: README's server and variables.
 const SERVER: &str = "```sh e2b server\ntarget/cube/bin/cube-api serve\n```\n\
     ```sh e2b\nexport PATH=$PWD/target/cube/bin:$PATH\ncube quickstart\n```\n";
 
