@@ -7,6 +7,9 @@ use clap::Subcommand;
 
 use super::{Failure, failure};
 
+/// Port of the printed server and in the printed variables.
+const PORT: u16 = 8443;
+
 #[derive(Subcommand)]
 pub(super) enum CaCommand {
     /// Create an authority and a certificate for DOMAIN, *.DOMAIN, localhost and the loopback addresses
@@ -27,11 +30,12 @@ pub(super) fn run(command: &CaCommand) -> Result<(), Failure> {
         CaError::Make(_) => failure(Failure::Bug, &why),
     })?;
     eprintln!(
-        "server: cube-api serve --set tls.certificate={} --set tls.key={} --domain {domain}",
+        "server: cube-api serve --listen 0.0.0.0:{PORT} --domain {domain}:{PORT} \
+         --set tls.certificate={} --set tls.key={}",
         files.certificate.display(),
         files.key.display()
     );
     eprintln!("clients:");
-    print!("{}", files.environment(domain));
+    print!("{}", files.environment(&format!("{domain}:{PORT}")));
     Ok(())
 }

@@ -127,7 +127,7 @@ impl CaFiles {
         let path = path.unwrap_or_else(|_| self.ca_certificate.clone());
         let path = quoted(&path.to_string_lossy());
         format!(
-            "export E2B_DOMAIN={authority}\n\
+            "export E2B_DOMAIN={authority}  # needs DNS; without it, set E2B_API_URL and E2B_SANDBOX_URL\n\
              export SSL_CERT_FILE={path}        # Python\n\
              export NODE_EXTRA_CA_CERTS={path}  # JavaScript\n"
         )
@@ -265,7 +265,7 @@ mod tests {
         let files = CaFiles::below(Path::new("/it's here"));
         assert_eq!(
             files.environment("e2b.test:8443"),
-            "export E2B_DOMAIN=e2b.test:8443\n\
+            "export E2B_DOMAIN=e2b.test:8443  # needs DNS; without it, set E2B_API_URL and E2B_SANDBOX_URL\n\
              export SSL_CERT_FILE='/it'\\''s here/ca.crt'        # Python\n\
              export NODE_EXTRA_CA_CERTS='/it'\\''s here/ca.crt'  # JavaScript\n"
         );
