@@ -44,7 +44,7 @@ enum Command {
     /// End all sandboxes that a stopped server has left running, and remove their network and cgroups; takes the options
     /// of `serve`
     End(Box<ServeArgs>),
-    /// Replace the running server with a new process of the program that is installed now; prints its process id
+    /// Replace the running server with a new process of the installed program, and print its process id
     Reload(StateDir),
     /// The configuration file of the server
     #[command(subcommand)]

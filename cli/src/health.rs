@@ -15,9 +15,9 @@ use crate::{
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum ServerCommand {
-    /// Whether the server responds; needs no key
+    /// Check that the server responds; needs no key
     Health,
-    /// Address, interface, and number of sandboxes and templates
+    /// Show address, interface version, and number of sandboxes and templates
     Info,
     /// The configuration file, on the server's host
     #[command(subcommand)]

@@ -43,13 +43,13 @@ pub(super) struct Limits {
     /// Template of new sandboxes [default: code-interpreter-v1, or base on servers without it]
     #[arg(long, value_name = "T")]
     template: Option<String>,
-    /// Time after its last use at which a sandbox ends
+    /// Time without use after which a sandbox ends
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration)]
     timeout: Duration,
     /// Maximum number of sandboxes at the same time, and of snapshots
     #[arg(long, value_name = "N", default_value = "5", value_parser = number(1, 100))]
     max_sandboxes: u32,
-    /// Maximum size in bytes of a result's output; its middle is left out
+    /// Maximum size of a result's output in bytes; the middle of longer output is left out
     #[arg(long, value_name = "BYTES", default_value = "32768", value_parser = number(1024, 1 << 20))]
     max_output: u32,
     /// Destination that sandboxes may reach: internet, or a host name, address or CIDR block; may be repeated

@@ -39,15 +39,15 @@ pub(crate) enum NodeCommand {
         /// Name of the node
         node: String,
     },
-    /// Accept no new sandboxes on a node that will be shut down (status draining); prints what is left on it
+    /// Accept no new sandboxes on a node that will be shut down (status draining), and print what is left on it
     Drain {
         /// Name of the node
         node: String,
         /// Return when no sandbox is running there and no build is in progress
         #[arg(long, conflicts_with = "moves")]
         wait: bool,
-        /// Move the sandboxes to other nodes, where they continue; running ones are paused for the move. Returns
-        /// when the node has none
+        /// Move the sandboxes to other nodes, where they continue, and return when none is left; running ones are
+        /// paused for the move
         #[arg(long = "move")]
         moves: bool,
         /// With --wait or --move: fail if the node has not drained within this time

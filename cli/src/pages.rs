@@ -9,7 +9,7 @@ use crate::{failure::Failure, output::write};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum PagesCommand {
-    /// Print the completions of a shell
+    /// Print completions for a shell
     Completions {
         #[arg(value_enum)]
         shell: Shell,

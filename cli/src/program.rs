@@ -39,7 +39,7 @@ command's code: 128+n if signal n ended it, 124 after --timeout, 126 if it canno
 pub(crate) enum Command {
     /// Run a command in a fresh sandbox, which is removed at the end
     Run(run::RunArgs),
-    /// Sandboxes that stay until they are killed or reach their end of life
+    /// Sandboxes that live until they are killed or reach their deadline
     #[command(subcommand, visible_alias = "sbx")]
     Sandbox(Box<sandbox::SandboxCommand>),
     /// Snapshots of sandboxes, from which others are created
@@ -66,7 +66,7 @@ pub(crate) enum Command {
     Mcp(Box<mcp::McpArgs>),
     /// Check this host, and print the remedy for everything that is missing
     Doctor(doctor::DoctorArgs),
-    /// From an installed package to a first sandbox, with the environment variables for clients
+    /// Create a key, run a first sandbox, and print the environment variables for clients
     Quickstart(quickstart::QuickstartArgs),
     /// Completions and manual pages
     #[command(subcommand)]

@@ -54,7 +54,7 @@ pub(crate) fn run(context: &Context, args: &RunArgs) -> Result<u8, Failure> {
     let killed = server.delete(&format!("/sandboxes/{}", segment(&id)));
     let outcome = result?;
     match killed {
-        // The sandbox may have been killed by a signal, or have reached its end of life.
+        // The sandbox may have been killed by a signal, or have reached its deadline.
         Err(why) if why.kind != Kind::NotFound => {
             eprintln!("cube: cannot kill sandbox {id}: {why}");
         }

@@ -1,4 +1,4 @@
-//! `cube sandbox`: sandboxes that stay until they are killed or reach their end of life.
+//! `cube sandbox`: sandboxes that live until they are killed or reach their deadline.
 
 mod calls;
 mod copy;
@@ -32,7 +32,7 @@ pub(crate) enum SandboxCommand {
     Pause(lifecycle::PauseArgs),
     /// Continue a paused sandbox
     Resume(lifecycle::ResumeArgs),
-    /// Start copies of a running sandbox, with its memory
+    /// Fork a running sandbox: start copies with its memory
     Fork(lifecycle::ForkArgs),
     /// Set the remaining time of a sandbox
     Timeout(lifecycle::TimeoutArgs),

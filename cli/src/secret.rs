@@ -15,7 +15,7 @@ use crate::{context::Context, failure::Failure, output::time, server::segment};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum SecretCommand {
-    /// Store a value, read from standard input; prints the placeholder for rules
+    /// Store a value, read from standard input, and print the placeholder for rules
     Create {
         /// Name: letters, digits, - and _; stored in lower case
         name: String,

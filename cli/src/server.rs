@@ -48,7 +48,7 @@ pub(crate) struct ServerArgs {
     /// Domain of the server (api.DOMAIN) and of its sandboxes, used without --url
     #[arg(long, global = true, env = "E2B_DOMAIN", hide_env_values = true)]
     pub(crate) domain: Option<String>,
-    /// PEM file with the only certificate authority to trust; without it, SSL_CERT_FILE or the system's
+    /// PEM file with the only certificate authorities to trust [default: SSL_CERT_FILE, or the system's]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) ca: Option<PathBuf>,
 }

@@ -12,7 +12,7 @@ use crate::{
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum SnapshotCommand {
-    /// Keep the memory and disk of a running sandbox, which continues; prints the snapshot's id
+    /// Save the memory and disk of a sandbox that keeps running, and print the snapshot's id
     Create {
         /// Id of the sandbox
         #[arg(value_name = "ID")]

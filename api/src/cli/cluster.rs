@@ -29,9 +29,9 @@ pub(super) enum ClusterCommand {
         #[arg(long, value_name = "URL", required = true)]
         etcd: Vec<String>,
     },
-    /// Print a token with which one host can join; on the host that founded the cluster
+    /// Print a token with which one host can join; run this on the host that founded the cluster
     Token {
-        /// How long it can be used
+        /// Time for which the token is valid
         #[arg(long, value_name = "TIME", default_value = "1h", value_parser = humantime::parse_duration)]
         valid: Duration,
         #[command(flatten)]

@@ -66,7 +66,7 @@ impl Renewal {
                 Ok(true) => {
                     tracing::info!(file = %self.certificates.display(), "using the renewed certificate for new connections");
                 }
-                // Also happens between the replacements of the two files.
+                // This also happens while only one of the two files has been replaced.
                 Err(why) => {
                     let why = model::chain(&why);
                     tracing::warn!(%why, "cannot use the renewed certificate: keeping the previous one");

@@ -37,7 +37,7 @@ pub(crate) fn cluster_a_removed_node_has_nothing_left() {
         until("its lease has ended", || {
             b.get("/nodes/c").expect(200).json()["status"] == "unhealthy"
         });
-        // Not by the node that has the authority.
+        // A node without the authority can remove it.
         b.send("DELETE", "/nodes/c", &Value::Null).expect(204);
         until("it is removed", || {
             a.get("/nodes").expect(200).json().as_array().unwrap().len() == 2

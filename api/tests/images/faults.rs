@@ -143,7 +143,7 @@ pub(crate) fn kvm_a_registry_that_refuses_or_lies_ends_a_build_with_a_reason() {
             let [drafts, _, images] = world.stored();
             assert_eq!((drafts, images), (0, 0), "{what}");
         }
-        // Not exempted: private addresses by name, by number and in a mapped form.
+        // Private addresses are refused by name, by number and in a mapped form.
         for reference in [
             "localhost:1/r",
             "10.0.0.1/r",

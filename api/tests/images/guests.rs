@@ -108,7 +108,7 @@ pub(crate) fn kvm_a_known_image_needs_its_manifest_only() {
 
         let manifests = |paths: &[String]| paths.iter().all(|path| path.contains("/manifests/"));
         assert_eq!(world.ask(&reference).await.base().template, template);
-        // Also by a server that starts later, and if the pool has lost the template.
+        // A later server finds it too, and so does one whose pool has lost the template.
         world.close().await;
         let world = World::open(state.path(), spec).await;
         assert_eq!(world.ask(&reference).await.base().template, template);

@@ -240,7 +240,7 @@ async fn publish(state: &Path, count: usize) -> Vec<String> {
         world.pool.record_working_set(&sandbox.id).await.unwrap();
         world.pool.kill(&sandbox.id).await.unwrap();
         made.push(template);
-        // So that the disk never has many complete memory files.
+        // The disk must never hold many complete memory files.
         if n % FEW == 0 {
             until_stored(&world, state, n + 1).await;
         }

@@ -191,7 +191,7 @@ impl Caller {
         Self { before }
     }
 
-    /// Waits for a number of successful calls, and returns the number of all.
+    /// Waits for a number of successful calls, and returns how many calls were made.
     fn wait(server: &Server, sandbox: &Sandbox, calls: usize) -> usize {
         let said = || server.sh(sandbox, "cat /tmp/said 2> /dev/null || true");
         until("calls succeed", || {
@@ -465,7 +465,7 @@ pub(crate) fn kvm_a_secret_reaches_the_origin_and_nothing_else() {
             refused.starts_with("426 ") && refused.contains("https://"),
             "{refused}"
         );
-        // And back, with a CA that the guest already has.
+        // Restore the secret and the rule; the guest already trusts the CA.
         server
             .post("/secrets", &json!({"name": "key", "value": second}))
             .expect(201);
@@ -519,7 +519,7 @@ pub(crate) fn kvm_clients_of_the_base_image_trust_the_authority_of_rules() {
     });
 }
 
-/// Two clients of the JDK, its tool for trust stores, and Python libraries with their own bundles.
+/// Covers two of the JDK's clients, its tool for trust stores, and Python libraries with their own bundles.
 pub(crate) fn interpreter_java_and_clients_of_python_trust_the_authority_of_rules() {
     const JAVA: &str = r#"
 import java.net.*;
@@ -635,7 +635,7 @@ pub(crate) fn kvm_rules_that_are_added_later_need_no_restart_of_the_guest() {
             proxies().iter().any(|pid| *pid != killed[0])
         });
         assert_eq!(call(&server, &sandbox, "https"), "200 expected");
-        // So is the server, on the same state.
+        // The server is killed too, and another one starts on the same state.
         let caller = Caller::start(&server, &sandbox);
         server.crash_and_restart();
         caller.check(&server, &sandbox);

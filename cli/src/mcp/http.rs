@@ -42,7 +42,7 @@ pub(super) struct HttpArgs {
     /// Serve HTTP at this address, for example 127.0.0.1:8900, instead of standard streams
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
-    /// File with the token that clients send as `Authorization: Bearer`; without it, the variable CUBE_MCP_TOKEN
+    /// File with the token that clients send as `Authorization: Bearer` [default: the variable CUBE_MCP_TOKEN]
     #[arg(long, value_name = "FILE", requires = "listen")]
     token_file: Option<PathBuf>,
     /// Host name in the clients' URL, if it is not the address or localhost; may be repeated

@@ -90,7 +90,7 @@ impl Sandboxes {
     ) -> Result<T, Failure> {
         let most = self.limits.max_sandboxes as usize;
         if !self.owned().reserve(what, count, most) {
-            // Some may have reached their end of life.
+            // Some may have reached their deadline.
             self.list()?;
             if !self.owned().reserve(what, count, most) {
                 return Err(Failure::refused(format!(

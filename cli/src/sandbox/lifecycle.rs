@@ -29,7 +29,7 @@ pub(crate) struct CreateArgs {
     /// Time until the sandbox ends, for example 1h
     #[arg(long, value_name = "TIME", default_value = USUAL_LIFE, value_parser = duration)]
     timeout: Duration,
-    /// Pause the sandbox at its end of life instead of killing it; requests to it resume it
+    /// Pause the sandbox at its deadline instead of killing it; a request to it resumes it
     #[arg(long)]
     auto_pause: bool,
     /// Environment variable of all processes; may be repeated
@@ -67,7 +67,7 @@ pub(crate) struct ResumeArgs {
     /// Id of the sandbox
     #[arg(value_name = "ID")]
     id: String,
-    /// Time until the sandbox ends, at least
+    /// Minimum time until the sandbox ends
     #[arg(long, value_name = "TIME", default_value = USUAL_LIFE, value_parser = duration)]
     timeout: Duration,
 }

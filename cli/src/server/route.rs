@@ -80,7 +80,7 @@ impl Server {
     }
 
     /// Finds a sandbox that a command will use for at least [`LEASE`]. A paused sandbox is resumed, and pauses
-    /// again at its end of life, so nothing is lost if this program is killed.
+    /// again at its deadline, so nothing is lost if this program is killed.
     pub(crate) fn find(&mut self, id: &str) -> Result<SandboxRoute, Failure> {
         self.find_for(id, LEASE)
     }

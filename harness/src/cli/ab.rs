@@ -35,8 +35,8 @@ pub(super) struct Ab {
     /// Separate scenario for B, to compare two configurations, for example of one build
     #[arg(long, value_name = "FILE")]
     scenario_b: Option<PathBuf>,
-    /// Repeat the whole comparison N times, each with its own seed, and print how many reported a change. With the
-    /// same build as A and B, these are false alarms; exit code 3 if they are significantly more than 5 %
+    /// Repeat the whole comparison N times, each with its own seed, and print how many reported a change. If A and B
+    /// are the same build, each change is a false alarm; exit code 3 if significantly more than 5 % are
     #[arg(long, value_name = "N", conflicts_with = "report", value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: Option<u32>,
     /// Blocks of each build; blocks run in the order A B B A

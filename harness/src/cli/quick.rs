@@ -27,7 +27,7 @@ pub(super) struct Quick {
     /// Replace a key of both scenarios, such as target.sandbox_url=… or target.api=v1; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     changes: Vec<Change>,
-    /// Longest time of both runs together
+    /// Maximum total time of both runs
     #[arg(long, default_value = "2m", value_parser = humantime::parse_duration)]
     time: Duration,
     /// New directory for the results [default: ARTIFACTS/results/quick-TIME]

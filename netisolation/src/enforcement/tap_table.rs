@@ -328,7 +328,7 @@ impl TapTable {
         }
         let is_ready = |attachment: &Attachment| matches!(attachment.usage, Usage::Ready(_));
         let mut others = self.attachments.values().filter(|a| !is_ready(a));
-        // Not by name alone: a new device may have the name of one that is gone.
+        // The name alone does not identify a device: a new one may have the name of one that is gone.
         let is_used = others.any(|tap| {
             tap.is_device_present() && !device::remove_unopened(&tap.name, tap.entry.ifindex)
         });

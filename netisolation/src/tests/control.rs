@@ -299,7 +299,7 @@ fn net_new_flows_are_limited_to_their_rate() {
 #[test]
 fn net_bandwidth_is_limited_in_each_direction_within_ten_percent() {
     in_namespace(|| {
-        // So low that the burst (64 KiB and a tenth of a second) covers a pause of this thread.
+        // At this rate, the burst (64 KiB and a tenth of a second) covers a pause of this thread.
         const RATE: u64 = 100_000;
         let world = World::new();
         let limited = Policy {
@@ -339,7 +339,7 @@ fn net_bandwidth_is_limited_in_each_direction_within_ten_percent() {
 #[test]
 fn net_a_policy_cannot_raise_the_hosts_bandwidth_limit() {
     in_namespace(|| {
-        // So low that nearly all packets that pass are from the burst of 64 KiB.
+        // At this rate, nearly all packets that pass are from the burst of 64 KiB.
         const RATE: u64 = 1000;
         let mut config = config();
         config.bytes_per_s = Some(RATE);

@@ -337,7 +337,7 @@ fn net_flows_to_a_ruled_name_are_handed_although_the_policy_is_open() {
         let guest = world.guest(&ruled());
         let proxy = Proxy::of(&world.isolation);
         for peer in [PEER4, PEER6] {
-            // Not until the name is resolved.
+            // The flow is not redirected before the name is resolved.
             world.pass(&guest, &syn(peer, 5000, 443));
             pin(&world, &guest, peer, "a.good.test");
             for port in [80, 443] {

@@ -138,7 +138,7 @@ fn tampering() -> [(&'static str, Tamper); 12] {
             });
         }),
         (GONE, |_, _, name| command(&["link", "del", name])),
-        // Not restored, so it is the last one.
+        // Nothing restores it, so this case comes last.
         ("the first program of cubedns", |world, _, _| {
             let links = world.config.pins.join(&world.config.instance).join("links");
             let pin = links.join(format!("resolver-{}", resolvers(&world.config)[0]));

@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(slots(9, &claims), [1, 6, 1, 1]);
         assert_eq!(slots(8, &claims), [1, 6, 0, 1]);
         assert_eq!(slots(6, &claims), [0, 6, 0, 0]);
-        // Nor do they take the memory that a template in use is loaded into.
+        // They do not take the memory of a template in use either.
         let budget = Budget {
             slots: 100,
             bytes: 6 * 16 * MIB + 100 * MIB + 16 * MIB,

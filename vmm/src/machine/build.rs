@@ -105,7 +105,7 @@ impl Machine {
             home,
         };
         let mut template = snapshot::open(&source, &mut files, |found| match found {
-            // Not probed: a probe would take longer than the whole restore.
+            // A probe would take longer than the whole restore.
             Platform::Ring3 => Ok(Platform::Ring3),
             Platform::Hvm if probe::announces_virtualization() => Ok(Platform::Hvm),
             Platform::Hvm => probe::platform(&kvm),

@@ -291,7 +291,7 @@ pub(crate) fn kvm_a_saved_layer_boots() {
     assert_says(&taken, FailureKind::BadSpec, &["already exists"]);
     vm.control().resume().expect("a resume");
     assert_eq!(vm.sh("sha256sum /root/file"), sum);
-    // Also for a clone of a diff, whose disk consists of three parts.
+    // The same holds for a clone of a diff, whose disk consists of three parts.
     let mut clone = TestVm::clone_of(&diff_of(&mut vm));
     drop(vm);
     clone.sh("echo more > /root/more; sync");

@@ -275,7 +275,7 @@ async fn end_log(store: Store, build: &Requested, log: BuildLog) {
     log.close();
     let (id, number) = (build.template_id.clone(), build.build_id.clone());
     match blocking(move || store.write_log(&id, &number, &log)).await {
-        // Not found: the template was deleted.
+        // The template was deleted.
         Err(BuildsError::Store(why)) if why.kind() == io::ErrorKind::NotFound => {}
         Err(why) => {
             error!(build = build.build_id, why = %model::chain(&why), "cannot write the log of a build");

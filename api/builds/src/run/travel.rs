@@ -51,7 +51,7 @@ pub struct Arrived<'a> {
 }
 
 impl Described {
-    /// Returns why no server would have written it, or `None` if it is plausible.
+    /// Returns the reason why this cannot come from a correct server, or `None` if it is plausible.
     pub fn check(&self) -> Option<&'static str> {
         let env = self.settings.env.iter();
         let env: usize = env.map(|(name, value)| name.len() + value.len()).sum();

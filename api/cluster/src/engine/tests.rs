@@ -330,7 +330,7 @@ fn a_sandbox_that_another_node_has_with_a_later_epoch_is_superseded() {
         events.any(|event| matches!(event, ClusterEvent::Superseded { .. }))
     };
     bench.pass(1000);
-    // Not while a change by this node is in flight.
+    // Nothing is reported while a change by this node is in flight.
     assert!(!superseded(&bench));
     bench.input(Input::Settled(sandbox));
     assert!(superseded(&bench));

@@ -748,7 +748,7 @@ impl World {
     fn set_note(&mut self, at: usize, id: &SandboxId, note: Note) {
         if let Some(local) = self.hosts[at].disk.get_mut(id) {
             if let (Note::Offered { to, .. }, Some(owned)) = (&note, local.owned.as_mut()) {
-                // So that after a crash nothing is rewritten before the taker has been asked.
+                // After a crash, nothing may be rewritten before the taker has been asked.
                 owned.owner.offered_to = Some(to.clone());
             }
             local.note = note;

@@ -258,7 +258,7 @@ async fn a_proxy_that_does_not_read_ends_the_session() {
     let line = serde_json::to_string(&ToServer::Flow { id: 1, peer }).unwrap() + "\n";
     let flood = async {
         while proxy.writing.write_all(line.as_bytes()).await.is_ok() {}
-        // Not reached while the session reads.
+        // The proxy gets here only after the session has stopped reading.
     };
     let session = &mut proxy.session;
     let why = tokio::select! {

@@ -317,7 +317,7 @@ fn a_kill_that_the_end_of_the_server_undoes_may_have_been_seen() {
         history.outages.push((26, 39));
         assert_eq!(kinds(&history), expected, "{action}");
     }
-    // Not explained if the next server refused it, or if no server ended.
+    // The kill does not explain this if the next server refused it, or if no server ended.
     for (outage, end, looked) in [(Some((26, 30)), 45, 32), (None, 30, 22)] {
         let mut history = history(&[
             (Action::Kill, 20, end, lost()),
@@ -328,7 +328,7 @@ fn a_kill_that_the_end_of_the_server_undoes_may_have_been_seen() {
         history.outages.extend(outage);
         assert!(kinds(&history).contains(&Kind::Contradiction), "{outage:?}");
     }
-    // Not explained before the kill.
+    // The kill explains nothing that was observed before it.
     let mut history = history(&[
         (Action::Look, 10, 15, Ok(Reply::State(Seen::Absent))),
         (Action::Kill, 20, 30, lost()),

@@ -67,7 +67,7 @@ fn a_whiteout_hides_only_what_is_below_its_layer() {
         file(".wh.b", ""),
         file(".wh.c", ""),
         file(".wh.missing", ""),
-        // Not the opaque marker, but a whiteout of a name that no file can have.
+        // This is a whiteout of a name that no file can have, not the opaque marker.
         file("b/.wh..wh..opqX", ""),
     ];
     let listing = merge(&[lower, upper]).unwrap();

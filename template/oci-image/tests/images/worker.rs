@@ -69,7 +69,7 @@ fn a_conversion_that_is_cancelled_leaves_nothing() {
     let store = Store::open(dir.path(), 1 << 30).unwrap();
     let pulled = pulled(&long(), &store);
     let asked = AtomicU32::new(0);
-    // Not immediately, so that the worker has begun.
+    // Cancels only at the fourth check, when the worker has begun.
     let is_cancelled = || asked.fetch_add(1, Ordering::Relaxed) == 3;
     let error = converter()
         .convert_unless(&pulled, &store, &is_cancelled)
