@@ -7,7 +7,7 @@
 mod app;
 mod endpoint;
 
-// Before a handler: which node answers, for whom, and what the request asks.
+// Before a handler: selects the node that responds, checks the key, and parses the request.
 mod spread;
 
 mod guard;

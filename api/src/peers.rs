@@ -27,12 +27,12 @@ mod client;
 mod forward;
 pub mod wire;
 
-// What nodes publish of themselves, and see of each other.
+// State that nodes publish, and read from each other.
 mod machinery;
 mod publish;
 mod roster;
 
-// What every node has: templates, secrets, and what was deleted.
+// State that every node has: templates, secrets and deletions.
 pub(crate) mod templates;
 pub mod transfer;
 

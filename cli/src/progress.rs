@@ -49,7 +49,7 @@ pub(crate) struct Count {
     pub(crate) all: u64,
 }
 
-/// What the log of a build says. A fold over its entries.
+/// The state of a build according to its log: a fold over the log's entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
     pub(crate) phase: Phase,

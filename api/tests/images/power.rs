@@ -49,7 +49,7 @@ pub(crate) fn kvm_a_power_loss_leaves_the_builds_that_were_answered() {
     small_files(&small);
     let registry = Registry::start(dir.path(), "");
     registry.push(&image(&[pack(&[file("a", "1")])]));
-    // On another file system than the templates: the pool then links no file that is not in the recording.
+    // The pool cannot link files from another file system, so all of its files are in the recording.
     let memory = tempfile::Builder::new()
         .prefix("cb")
         .tempdir_in("/dev/shm")
@@ -316,7 +316,7 @@ impl Check {
             for dir in crash.tree.dirs().filter(|dir| dir.ends_with("image")) {
                 for (name, bytes) in crash.tree.files(dir) {
                     let known = whole.entry(dir.join(name)).or_default();
-                    // Zeros are as long as what is missing; see the crate.
+                    // Lost content is replaced by zeros of the same length (crate `power-loss`).
                     let is_longer = bytes.len() > known.len() || known.iter().all(|b| *b == 0);
                     if is_longer {
                         *known = bytes;

@@ -244,7 +244,7 @@ pub(crate) fn kvm_files_and_directories_are_copied_both_ways() {
     assert_eq!(fs::read(&back).unwrap(), large);
     // A failed copy keeps an existing file, and leaves nothing next to it.
     let unreadable = ["sandbox", "cp", &there("/proc/1/mem"), &text(&back)];
-    // The agent has begun a response, and aborts it.
+    // The agent aborts a response that it has begun.
     let cut = world.run(&unreadable);
     assert!(matches!(cut.code, 1 | 7), "{}", cut.stderr);
     assert_eq!(fs::read(&back).unwrap(), large);
@@ -353,7 +353,7 @@ pub(crate) fn kvm_a_file_of_this_host_that_cannot_be_written_is_named() {
         full.stderr
     );
     assert!(full.stderr.contains("free some space"), "{}", full.stderr);
-    // A file size limit simulates a full disk: nothing of the file remains.
+    // A file size limit simulates a full disk. No part of the file remains.
     let dir = world.dir.path().join("limited");
     std::fs::create_dir_all(&dir).unwrap();
     let to = dir.join("copy").to_str().unwrap().to_owned();

@@ -54,8 +54,8 @@ enum Order<'a> {
 struct Link(OwnedFd);
 
 impl Link {
-    /// Sends an order without blocking. Fails if the zygote has ended, and then its hosts have ended too, or if it does
-    /// not read its orders.
+    /// Sends an order without blocking. Fails if the zygote does not read its orders, or if it has ended, and its hosts
+    /// with it.
     fn tell(&self, order: &Order<'_>, ends: &[RawFd]) -> nix::Result<()> {
         // Serializing numbers and strings cannot fail.
         let packet = serde_json::to_vec(order).unwrap_or_default();

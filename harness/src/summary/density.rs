@@ -12,7 +12,7 @@ use crate::{
 };
 use stats::quantile::{Estimate, INFINITE, Samples};
 
-/// Minimum number of starts in the quantiles of a level: the last ones up to it. A P95 needs as many.
+/// The quantiles of a level cover at least this many of the last starts up to it. A P95 needs as many.
 pub const WINDOW: usize = 100;
 
 /// A start of a sandbox, with the number of sandboxes that were alive.

@@ -56,7 +56,7 @@ enum Job {
     Restarts(Restarts),
     /// Run random operations and kills, and compare every response with a model; exit code 3 if one contradicts it
     Lifecycle(Lifecycle),
-    /// Wait until standard input ends: a root process that attempts try to reach
+    /// Wait until standard input ends, as a root process that attempts try to reach
     #[command(hide = true)]
     RootProcess,
 }
@@ -104,7 +104,7 @@ struct Hazards {
     /// Template id or name
     #[arg(long, default_value = "code-interpreter-v1")]
     template: String,
-    /// Command that prints a random value from the template's start command; warns if clones share it
+    /// Command that prints a random value of the template's start command; clones that share it cause a warning
     #[arg(long, value_name = "COMMAND")]
     ask: Option<String>,
     /// Verify every template of the endpoint

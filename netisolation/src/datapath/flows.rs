@@ -23,9 +23,8 @@ const CLOSED: Duration = Duration::from_secs(3);
 const UDP: Duration = Duration::from_secs(60);
 const ICMP: Duration = Duration::from_secs(15);
 
-/// Longest time between two sweeps of all flows. A sweep takes as long for an empty table as for a full one, and an empty
-/// table needs none. But that it is empty is known by counters only, and a program may have inserted a flow that it has not
-/// counted yet.
+/// Longest time between two sweeps of all flows. An empty table needs no sweep, which would take as long as for a full
+/// one. Only counters show that it is empty, and a program may have inserted a flow that it has not counted yet.
 const FULL_SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A sweep's own handles to the maps that it reads and writes, so that it does not need the owner's lock.

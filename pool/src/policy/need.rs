@@ -4,8 +4,8 @@
 //! past fade, but only while sandboxes of that age are counted. The size at an age is expected to be the mean of its
 //! histogram, in which a size counts as at most [`OUTLIER`] times the median, so that a few large sandboxes cost the
 //! host their memory, but do not raise the expectation for others. Each histogram also has [`ASSUMED`] sandboxes that
-//! nobody measured: of the median at the previous age, or [`UNKNOWN`] at the first one, and with a standard deviation of
-//! that size. Few measurements therefore promise much memory, many little more than the mean.
+//! were not measured. They have the median size of the previous age, or [`UNKNOWN`] at the first one, and a standard
+//! deviation of that size. Few measurements therefore promise much memory, many little more than the mean.
 //!
 //! A sandbox is promised what it lacks to the largest mean of its age and all later ones. The sum for `n` sandboxes
 //! stays below the sum of the means plus `margin` standard deviations, which grow with √n, unless they grow together

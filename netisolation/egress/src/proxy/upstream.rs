@@ -113,7 +113,7 @@ enum Sender {
 enum Reuse {
     /// The request has no body.
     Always,
-    /// Allowed if the server has read the whole body, which has then ended, and has not refused the request.
+    /// The body has ended, and the server has read all of it and has not refused the request.
     AfterBody(Arc<AtomicBool>),
     /// Servers ignore bodies of such methods (RFC 9110, section 9.3.1: they have no defined meaning).
     Never,
