@@ -227,8 +227,8 @@ impl<R: Routes> Proxy<R> {
     }
 
     /// The route after a request that was not forwarded. With `is_gone`, the VM refuses connections. This then waits
-    /// until the sandbox's owner has noticed the end of the VM, which takes until its process has exited. Otherwise a
-    /// client that was told about the end could still change the sandbox's timeout.
+    /// until the VM's process has exited and the sandbox's owner has noticed it. Otherwise a client that knows about the
+    /// end could still change the sandbox's timeout.
     async fn route_after(&self, route: &Route, is_gone: bool) -> Result<Route, Refusal> {
         let deadline = Instant::now() + END_LIMIT;
         loop {

@@ -24,7 +24,7 @@ pub(crate) enum NodeCommand {
     /// List the nodes
     #[command(visible_alias = "ls")]
     List,
-    /// Show a node, its metrics, what was lost with it, and what cannot move
+    /// Show a node, its metrics, its lost sandboxes, and sandboxes that cannot move
     Info {
         /// Name of the node
         node: String,

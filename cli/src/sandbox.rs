@@ -32,7 +32,7 @@ pub(crate) enum SandboxCommand {
     Pause(lifecycle::PauseArgs),
     /// Continue a paused sandbox
     Resume(lifecycle::ResumeArgs),
-    /// Fork a running sandbox: start copies with its memory
+    /// Start forks of a running sandbox, with its memory
     Fork(lifecycle::ForkArgs),
     /// Set the remaining time of a sandbox
     Timeout(lifecycle::TimeoutArgs),

@@ -84,8 +84,8 @@ pub enum EventLogError {
 }
 
 impl<E: Clone + Send + 'static> EventLog<E> {
-    /// Opens a log with its thread. It appends to `file`, if given, with mode 0600. A full file is renamed to `file.1`,
-    /// which replaces an older one.
+    /// Opens a log and starts its thread, which appends to `file`, if given, with mode 0600. A full file is renamed
+    /// to `file.1`, which replaces an older one.
     ///
     /// # Errors
     /// Returns [`EventLogError`].
@@ -256,7 +256,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// An event of the second with this number after 1970. Odd ones are kept for an hour.
+    /// An event at this second since 1970. Events at odd seconds are kept for an hour.
     #[derive(Clone, Debug, PartialEq)]
     struct Numbered(u64);
 

@@ -77,10 +77,10 @@ pub(crate) struct ForkArgs {
     /// Id of the running sandbox
     #[arg(value_name = "ID")]
     id: String,
-    /// Number of copies
+    /// Number of forks
     #[arg(short = 'n', long, default_value_t = 1)]
     count: u32,
-    /// Time until the copies end
+    /// Time until the forks end
     #[arg(long, value_name = "TIME", default_value = USUAL_LIFE, value_parser = duration)]
     timeout: Duration,
 }
@@ -206,7 +206,7 @@ pub(super) fn fork(context: &Context, args: &ForkArgs) -> Result<(), Failure> {
         Some(why) => {
             let count = failures.len();
             Err(Failure::refused(format!(
-                "{count} of {} copies failed: {why}",
+                "{count} of {} forks failed: {why}",
                 args.count
             )))
         }

@@ -36,7 +36,7 @@ pub(super) struct Ab {
     #[arg(long, value_name = "FILE")]
     scenario_b: Option<PathBuf>,
     /// Repeat the whole comparison N times, each with its own seed, and print how many reported a change. If A and B
-    /// are the same build, each change is a false alarm; exit code 3 if significantly more than 5 % are
+    /// are the same build, each change is a false alarm; exit code 3 if significantly more than 5 % report one
     #[arg(long, value_name = "N", conflicts_with = "report", value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: Option<u32>,
     /// Blocks of each build; blocks run in the order A B B A

@@ -20,8 +20,8 @@ use super::{
 
 #[derive(Args)]
 pub(super) struct Density {
-    /// Directory of a run whose sandboxes lived to its end, or a scenario file to run first, with hold.until =
-    /// "end", such as scenarios/density.toml
+    /// Directory of a run, or scenario file to run first, such as scenarios/density.toml; it must have hold.until =
+    /// "end"
     run: PathBuf,
     /// Maximum P95 of first exec, for example 60ms
     #[arg(long, value_parser = humantime::parse_duration)]
