@@ -227,7 +227,7 @@ impl<R: Routes> Proxy<R> {
     }
 
     /// The route after a request that was not forwarded. With `is_gone`, the VM refuses connections. This then waits
-    /// until the VM's process has exited and the sandbox's owner has noticed it. Otherwise a client that knows about the
+    /// until the VM's process has exited and the sandbox's owner has noticed it. Otherwise a client that knows of the
     /// end could still change the sandbox's timeout.
     async fn route_after(&self, route: &Route, is_gone: bool) -> Result<Route, Refusal> {
         let deadline = Instant::now() + END_LIMIT;

@@ -62,7 +62,7 @@ enum Command {
     Run(run::Run),
     /// Measure a server with E2B's API in two minutes: create, echo and a Python cell, by origin of the sandbox
     Quick(quick::Quick),
-    /// Compare systems in one run, interleaved: create, first command, removal
+    /// Compare in one run how systems create sandboxes, run a first command in them, and remove them
     Peers(peers::Peers),
     /// Recompute the report of a recorded run
     Report(report::Report),

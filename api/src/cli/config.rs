@@ -50,7 +50,7 @@ pub(super) struct ServeArgs {
     /// Domain of the sandboxes' host names, with the port unless it is 443; returned to clients
     #[arg(long)]
     domain: Option<String>,
-    /// Turn authentication off; refused unless all addresses to listen on are loopback addresses
+    /// Turn authentication off; allowed only if all listening addresses are loopback addresses
     #[arg(long)]
     insecure_loopback: bool,
     /// Serve as a node of the cluster that `cube-api cluster init` or `join` has set up in the state directory
@@ -98,7 +98,7 @@ pub(super) struct StateDir {
     /// State directory of the server [default: from the configuration file]
     #[arg(long, value_name = "DIR", conflicts_with = "config")]
     state: Option<PathBuf>,
-    /// Configuration file of the server, whose `state` is used [default: /etc/cube/cube.toml if it exists]
+    /// Configuration file from which the state directory is read [default: /etc/cube/cube.toml if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }

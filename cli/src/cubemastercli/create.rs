@@ -63,7 +63,7 @@ pub(super) struct CreateArgs {
     memory: Option<u32>,
     #[command(flatten)]
     registry: RegistryArgs,
-    /// Return at once, as is the default without a terminal
+    /// Return at once; the default without a terminal
     #[arg(long, visible_alias = "no-wait")]
     detach: bool,
     #[command(flatten)]

@@ -26,7 +26,7 @@ pub(super) struct RenderArgs {
     /// JSON file with a request for a sandbox; no server is contacted
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Id of the template, which replaces the one in the file
+    /// Id of the template, instead of the one in the file
     #[arg(long, value_name = "ID")]
     template_id: Option<String>,
     /// The file, or the id of a template

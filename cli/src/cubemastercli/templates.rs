@@ -27,7 +27,7 @@ use crate::{
 pub(super) enum TplCommand {
     /// Build a template from an image
     CreateFromImage(Box<CreateArgs>),
-    /// Follow a job to its end
+    /// Follow a job until it ends
     #[command(visible_alias = "build-watch")]
     Watch(JobArgs),
     /// Show a job
@@ -62,7 +62,7 @@ pub(super) enum TplCommand {
         /// Not used: a failed build is always repeated as a whole
         #[arg(long, hide = true)]
         failed_only: bool,
-        /// Follow the job to its end
+        /// Follow the job until it ends
         #[arg(long)]
         wait: bool,
         #[arg(long, hide = true)]

@@ -45,7 +45,7 @@ pub(crate) struct CopyArgs {
     /// A local path, or ID:PATH in a sandbox
     #[arg(value_name = "FROM")]
     from: String,
-    /// The other path; into an existing directory, the copy is placed inside it
+    /// The other path; a copy to an existing directory is placed inside it
     #[arg(value_name = "TO")]
     to: String,
     /// User in the sandbox, who owns the files written there [default: the template's]

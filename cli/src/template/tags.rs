@@ -12,7 +12,7 @@ pub(crate) struct TagArgs {
     /// Build to tag: name, or name:tag
     #[arg(value_name = "TEMPLATE")]
     target: String,
-    /// The tags; each moves here from any other build of this template that has it
+    /// The tags; each one moves here from the build of this template that has it
     #[arg(value_name = "TAG", required = true)]
     tags: Vec<String>,
 }

@@ -15,7 +15,7 @@ use super::{
 pub(super) struct Peers {
     /// Scenario file with mode.kind = "systems" [default: the built-in scenarios/peers.toml]
     scenario: Option<PathBuf>,
-    /// Compare the target only with this peer; may be repeated
+    /// Compare the target only with this system; may be repeated
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     #[command(flatten)]
