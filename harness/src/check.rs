@@ -3,8 +3,8 @@
 //! ```text
 //! pack ─► hashes, signature ─► chain of events ─► figures recomputed ─► division ─► failures, left out, grade
 //! ```
-//! A *fault* contradicts the record; what is *unproven* the record leaves open. The checker trusts no report: it compares
-//! the figures of `report.json` with those that it computes from the events.
+//! A *fault* contradicts the record, which neither confirms nor contradicts an *unproven* finding. The checker trusts no
+//! report: it compares the figures of `report.json` with those that it computes from the events.
 
 mod division;
 mod figures;

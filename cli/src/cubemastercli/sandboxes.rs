@@ -16,7 +16,7 @@ use crate::{
 
 #[derive(Args, Debug)]
 pub(super) struct ListArgs {
-    /// Include paused sandboxes; always the case here
+    /// Include paused sandboxes; accepted for compatibility, because they are always included
     #[arg(long)]
     all: bool,
     /// Ids only

@@ -22,7 +22,7 @@ pub(crate) struct UntagArgs {
     /// Name of the template, without a tag
     #[arg(value_name = "TEMPLATE")]
     name: String,
-    /// The tags; a build without tags is detached from its template
+    /// Tags to remove; a build that loses its last tag is detached from its template
     #[arg(value_name = "TAG", required = true)]
     tags: Vec<String>,
 }

@@ -130,7 +130,7 @@ fn printable(text: &str) -> String {
     text.chars().take(2000).map(plain).collect()
 }
 
-/// A process for one order. Dropping it kills and reaps it.
+/// A running `cube-image`, which converts or hashes one input. Dropping it kills and reaps it.
 pub(crate) struct Worker {
     child: Child,
     pub(crate) socket: OwnedFd,

@@ -219,7 +219,7 @@ async fn records_that_do_not_fit_are_counted() {
     let plain = Origin::plain().await;
     let guest = world.guest_by_address(plain.address, &["api.test"]);
     let mut stream = connect(&world, guest).await;
-    // The host is one of the address's names, so the requests are read. Other names need no question to the server.
+    // The host is one of the address's names, so the requests are read. The proxy asks the server about no other name.
     let first = "GET / HTTP/1.1\r\nHost: api.test\r\n\r\n";
     stream.write_all(first.as_bytes()).await.unwrap();
     world.call(guest, |call| call.status == Some(200));
