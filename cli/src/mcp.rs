@@ -37,7 +37,7 @@ pub(crate) struct McpArgs {
     http: http::HttpArgs,
 }
 
-/// What the clients of a server may use.
+/// Limits for the clients of a server.
 #[derive(Args, Clone, Debug)]
 pub(super) struct Limits {
     /// Template of new sandboxes [default: code-interpreter-v1, or base on servers without it]

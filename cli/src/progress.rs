@@ -13,7 +13,7 @@ use crate::attach::is_terminal;
 /// Width of the bar in characters.
 const BAR: usize = 20;
 
-/// What a build does at the moment.
+/// The current activity of a build.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     /// In the queue.

@@ -213,7 +213,7 @@ fn protection(dir: &Path, run: &RecordedRun, result: &mut CheckResult) {
     }
 }
 
-/// What a reader must judge.
+/// Facts that a reader must judge.
 fn quality(view: &View<'_>, d: &Document, result: &mut CheckResult) {
     let interference = &view.summary.interference;
     let (all, left) = (

@@ -40,9 +40,9 @@ pub(crate) enum Conduct {
     /// Half a second after a command has finished, when the VM is already in the warm pool, the agent sends an
     /// unsolicited answer and the VMM writes a line to standard error.
     ChattyWhenWarm,
-    /// Once restored from a snapshot of its own, the agent does not answer `/init`.
+    /// Once restored from its own snapshot, the agent does not answer `/init`.
     SilentWhenResumed,
-    /// Once restored from a snapshot of its own, the agent closes the connection at `/init`.
+    /// Once restored from its own snapshot, the agent closes the connection at `/init`.
     BrokenWhenResumed,
     /// The VMM allocates a lot of memory (`INFLATED` bytes).
     Inflated,

@@ -51,7 +51,7 @@ pub struct Control {
     pub network: Option<Network>,
     /// Maximum timeout of a sandbox in seconds.
     pub max_timeout_s: u32,
-    /// What a sandbox may write to its disk at most; `None`: the disk's size is the limit.
+    /// Limit of a sandbox's writes to its disk; `None`: the disk's size is the limit.
     pub disk_limit: Option<Bytes>,
     /// Whether clients use TLS, unless a proxy terminates it.
     pub is_tls: bool,

@@ -1,4 +1,4 @@
-//! What a request refers to, from its head alone.
+//! Determines the destination of a request, from its head alone.
 
 use axum::http::{Method, Request};
 use model::SandboxId;
@@ -6,7 +6,7 @@ use model::SandboxId;
 use super::gate::Passage;
 use crate::proxy::{ByPath, Hosts, Refusal, Target, by_path};
 
-/// What a request refers to.
+/// The destination of a request.
 pub(super) enum Route {
     /// The control plane.
     Control,

@@ -152,7 +152,7 @@ async fn busy(world: &World, from: [u8; 4]) -> Wire {
     wire
 }
 
-/// Connects from the loopback address `from`. The server counts each address as a peer of its own.
+/// Connects from the loopback address `from`. The server counts each address as a separate peer.
 async fn connect_from(world: &World, from: [u8; 4]) -> Wire {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind((from, 0).into()).unwrap();

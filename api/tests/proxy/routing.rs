@@ -131,7 +131,7 @@ async fn an_answer_by_path_acts_on_no_other_path_of_the_server() {
     for name in ["clear-site-data", "strict-transport-security", "alt-svc"] {
         assert_eq!(reply.field(name), None, "{name}");
     }
-    // Below a host name of its own, a sandbox decides.
+    // Below its own host name, a sandbox decides.
     let reply = wire.ask("GET /", &world.to(program.port)).await;
     assert_eq!(reply.field("clear-site-data"), Some("\"*\""));
 }

@@ -18,7 +18,7 @@ const TICKS: u32 = 5;
 const LONGEST: u64 = 1 << 47;
 
 /// Name and contents of a file for each phase of the target. If sandboxes have different origins, each origin also has
-/// files of its own, because the others mix them.
+/// separate files, because the others mix them.
 pub(super) fn files(view: &View<'_>) -> Vec<(String, String)> {
     let mut files: Vec<(String, String)> = Vec::new();
     let mut add = |prefix: &str, phases: Vec<(model::StartPhase, Samples)>| {

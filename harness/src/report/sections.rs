@@ -24,7 +24,7 @@ use crate::gate::GateResult;
 
 type Latencies<'a> = Vec<(String, &'a PhaseDocument)>;
 
-/// What was measured, where, and how far it can be trusted.
+/// Subject, host and grade of the measurement.
 pub(super) fn head(view: &View<'_>, d: &Document) -> Section {
     let host = &d.host;
     let title = format!("{} — n = {}, host graded {}", d.scenario, d.n, host.grade);

@@ -1,4 +1,4 @@
-//! What scenario files may say, and which errors name their mistakes.
+//! Contents of scenario files, and errors that name their mistakes.
 
 use super::*;
 use proptest::prelude::*;

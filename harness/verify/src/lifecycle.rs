@@ -181,7 +181,7 @@ impl Figures for LifecycleFigures {
     }
 }
 
-/// What a run has measured and found.
+/// Measurements and findings of a run.
 struct Played {
     figures: LifecycleFigures,
     findings: Vec<Finding>,

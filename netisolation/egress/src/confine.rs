@@ -1,5 +1,5 @@
-//! What the proxy gives up before it reads a byte of a guest: its user, its capabilities, all files, and every system call
-//! but those of a runtime with threads, of TCP connections, and of the control socket.
+//! Before the proxy reads a byte of a guest, it gives up its user, its capabilities, all files, and every system call
+//! except those of a runtime with threads, of TCP connections, and of the control socket.
 
 use jail::{
     Identity, Jail, JailError, Network,

@@ -346,7 +346,7 @@ fn sockets(
     Ok((sockets, port))
 }
 
-/// The former listener if it belongs to the device; otherwise, a new one. Returns the listener and its port.
+/// The previous listener if it belongs to the device; otherwise, a new one. Returns the listener and its port.
 ///
 /// The proxy can disconnect an accepted socket and connect it again, and no program judges that connection, because this
 /// process made the socket. Packets to other hosts leave through the device, whose program drops them. Packets to an

@@ -1,4 +1,4 @@
-//! What callers learn of a template.
+//! Properties of a template that callers can see.
 
 use std::{collections::BTreeMap, path::PathBuf};
 

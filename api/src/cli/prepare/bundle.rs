@@ -102,7 +102,7 @@ fn prepare(bundle: &Path, to: &Installation<'_>) -> Result<(), Failure> {
     install(&out, &template).map_err(failed)
 }
 
-/// Gives a built template its name. One of a former bundle is exchanged with it, so that there is one at each moment;
+/// Gives a built template its name. One of a previous bundle is exchanged with it, so that there is one at each moment;
 /// the sandboxes of a running server have links of their own.
 fn install(out: &Path, template: &Path) -> io::Result<()> {
     if !template.exists() {

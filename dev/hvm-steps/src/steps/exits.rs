@@ -26,7 +26,7 @@ impl Exits {
         Self(COUNTED.into_iter().filter_map(count).collect())
     }
 
-    /// What has been counted since, as text.
+    /// The counts since then, as text.
     pub(super) fn since(&self) -> String {
         let now = Self::read();
         let counts = now.0.iter().zip(self.0.values());

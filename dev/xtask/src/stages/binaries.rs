@@ -255,7 +255,7 @@ pub(crate) fn build_later_vmms(
             let built = existing(variants(workspace).join(TARGET).join("debug/cube-vmm"))?;
             let to = dir.join(release);
             std::fs::create_dir_all(&to)?;
-            // A VM of a former run may still execute the file, which could not be overwritten then.
+            // A VM of an earlier run may still execute the file, which could not be overwritten then.
             let next = to.join(".cube-vmm");
             std::fs::copy(&built, &next)?;
             std::fs::rename(&next, to.join("cube-vmm"))?;

@@ -38,7 +38,7 @@ const OTHERS: [&str; 5] = [
     "docs/develop",
 ];
 
-/// What the documents without a server of their own assume: README's server and variables.
+/// README's server and variables, which documents without a server assume.
 const SERVER: &str = "```sh e2b server\ntarget/cube/bin/cube-api serve\n```\n\
     ```sh e2b\nexport PATH=$PWD/target/cube/bin:$PATH\ncube quickstart\n```\n";
 

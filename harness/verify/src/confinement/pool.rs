@@ -125,7 +125,7 @@ fn states(server: &LocalServer, account: &Account) -> Result<Vec<Case>, VerifyEr
 }
 
 /// Process id of the server's egress proxy, once it is limited, which the server logs, and confined. Each attempt ends the
-/// former one.
+/// previous one.
 fn proxy_of(server: &LocalServer) -> Option<u32> {
     let deadline = Instant::now() + TIMEOUT;
     let is_ready = |pid: &u32| {

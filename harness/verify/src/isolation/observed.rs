@@ -7,7 +7,7 @@ use crate::report::{Case, Verdict};
 pub(super) struct Observed {
     /// Findings of the probe in the guest, for the report.
     pub(super) guest: String,
-    /// What got through but must not.
+    /// Traffic that got through but must not.
     pub(super) breaches: Vec<String>,
     /// Missing or contradicting observations, without which the attempt proves nothing.
     pub(super) doubts: Vec<String>,

@@ -25,8 +25,8 @@ fn config(exerciser: usize) -> String {
     )
 }
 
-/// Several `fsx` compare each byte that they read with what they wrote. Meanwhile the page cache is dropped, and the VM
-/// is repeatedly replaced by a clone of its own snapshot.
+/// Several `fsx` compare each byte that they read with what they wrote. At the same time, the page cache
+/// is dropped, and the VM is repeatedly replaced by a clone of its own snapshot.
 pub(crate) fn soak_files_across_generations() {
     let parent = run_dir::make("files");
     let mut vm = TestVm::boot(|spec| spec.memory = Bytes::mib(512));

@@ -73,7 +73,7 @@ impl Supply {
         is_idle(self.memory_used_ns(), now_ns, idle)
     }
 
-    /// Forgets what concerned the template's former files, and returns their memory.
+    /// Forgets the state of the template's previous files, and returns their memory.
     pub(crate) fn files_replaced(&mut self) -> Memory {
         (self.failures, self.not_before_ns) = (0, 0);
         self.copy = Weak::new();
