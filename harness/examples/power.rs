@@ -72,7 +72,7 @@ fn main() {
         let recorded = RecordedRun::read(&root.join("results").join(run)).unwrap();
         let repetitions = repetitions(&recorded.summary);
         gates(&scenario, &recorded, &repetitions);
-        // Rounds in which clones accumulate are no blocks of a comparison.
+        // Rounds in which clones accumulate cannot be blocks of a comparison.
         if scenario.hold.until != HoldUntil::End {
             ab(&scenario, &recorded, &repetitions);
         }
