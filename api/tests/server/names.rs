@@ -10,8 +10,9 @@ use crate::{
     streams::{self, Load},
 };
 
-/// Python program: sends queries at a steady rate below the resolver's limit, each once, over UDP and TCP and both
-/// address families, until a file exists. Prints the queries, the responses, and the queries that got no address.
+/// Python program: sends queries, each once, over UDP and TCP and both address families, until a file exists. Keeps
+/// below the resolver's limits for a sandbox (rate, pending queries, connections) however long a reload or a pause of
+/// this program takes, so that every refusal is a fault. Writes a report: the queries, and those that got no address.
 const ASK: &str = r#"
 import json, os, select, socket, struct, threading, time
 def query(number):
@@ -21,7 +22,7 @@ def query(number):
 def is_good(reply):
     return reply[3] & 15 == 0 and reply[6:8] == b"\0\1"
 four, six = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
-waiting, bad, refused, by_tcp = set(), [], [], []
+waiting, bad, refused, threads = set(), [], [], []
 def ask_by_tcp(number):
     try:
         s = socket.create_connection(("169.254.0.22", 53), 30)
@@ -42,8 +43,16 @@ def receive(seconds):
         waiting.discard(number)
         if not is_good(reply):
             bad.append([number, reply[3] & 15])
-number, due, threads = 0, time.monotonic(), []
-while not os.path.exists("/tmp/over"):
+def is_over():
+    return os.path.exists("/tmp/over")
+def is_at_a_limit():
+    threads[:] = [thread for thread in threads if thread.is_alive()]
+    return len(waiting) >= 60 or len(threads) >= 6
+number = 0
+while not is_over():
+    due = time.monotonic() + 0.03
+    while not is_over() and ((left := due - time.monotonic()) > 0 or is_at_a_limit()):
+        receive(max(left, 0.01))
     number += 1
     if number % 8 == 0:
         threads.append(threading.Thread(target=ask_by_tcp, args=(number,)))
@@ -52,15 +61,14 @@ while not os.path.exists("/tmp/over"):
         waiting.add(number)
         s, to = (four, "169.254.0.22") if number % 2 else (six, "fdcb::16")
         s.sendto(query(number), (to, 53))
-    due += 0.03
-    while (left := due - time.monotonic()) > 0:
-        receive(left)
 last = time.monotonic() + 30
 while waiting and time.monotonic() < last:
     receive(1)
 for thread in threads:
     thread.join()
-print(json.dumps({"asked": number, "lost": sorted(waiting), "bad": bad, "refused": refused}))
+with open("/tmp/report.part", "w") as report:
+    json.dump({"asked": number, "lost": sorted(waiting), "bad": bad, "refused": refused}, report)
+os.rename("/tmp/report.part", "/tmp/report")
 "#;
 
 /// An upstream server that answers every query of type A with one address, after some time, so that queries are in
@@ -119,10 +127,10 @@ pub(crate) fn kvm_dns_queries_during_reloads_are_answered_without_a_repeat() {
         let answered = || load.answered.load(Ordering::Relaxed);
         thread::scope(|scope| {
             let (server, load) = (&server, &load);
-            let asking = sandboxes.each_ref().map(|sandbox| {
+            for sandbox in &sandboxes {
                 server.write_file(sandbox, "/tmp/ask.py", ASK);
-                scope.spawn(|| server.sh(sandbox, "python3 /tmp/ask.py"))
-            });
+                server.sh(sandbox, "setsid python3 /tmp/ask.py > /tmp/errors 2>&1 &");
+            }
             let churn = scope.spawn(|| streams::churn(server, load));
             for round in 0..6 {
                 let before = answered();
@@ -133,10 +141,17 @@ pub(crate) fn kvm_dns_queries_during_reloads_are_answered_without_a_repeat() {
                 server.reload().unwrap();
             }
             load.over.store(true, Ordering::Relaxed);
-            for (sandbox, asking) in sandboxes.iter().zip(asking) {
+            for sandbox in &sandboxes {
                 server.write_file(sandbox, "/tmp/over", "");
-                let printed = asking.join().unwrap();
-                let found: Value = serde_json::from_str(&printed).unwrap();
+                let mut report = None;
+                until("the queries have ended", || {
+                    assert_eq!(server.read_file(sandbox, "/tmp/errors"), "");
+                    let path = "/files?username=root&path=/tmp/report";
+                    let answer = server.envd(sandbox, "GET", path, b"");
+                    report = (answer.status == 200).then(|| answer.text());
+                    report.is_some()
+                });
+                let found: Value = serde_json::from_str(&report.unwrap()).unwrap();
                 for kind in ["lost", "bad", "refused"] {
                     assert_eq!(found[kind], json!([]), "{kind}: {found}");
                 }

@@ -74,14 +74,12 @@ fn guest_in(dir: &str) -> GuestPaths {
     }
 }
 
-/// The template of `cargo xtask prepare`. Returns `None` unless it was made with the program under test, that is,
-/// unless the program is in the same artifacts directory and older than the template.
+/// The template of `cargo xtask prepare`. Returns `None` unless it was made with the program under test, of which it
+/// keeps a copy.
 pub(crate) fn prepared_template() -> Option<PathBuf> {
     let dir = artifacts().join("templates/base");
-    let made = |path: PathBuf| std::fs::metadata(path).ok()?.modified().ok();
-    let is_beside = program() == artifacts().join("bin/cube-vmm");
-    let is_older = made(program())? <= made(dir.join(model::MANIFEST_NAME))?;
-    (is_beside && is_older).then_some(dir)
+    let contents = |path: PathBuf| std::fs::read(path).ok();
+    (contents(program())? == contents(dir.join("cube-vmm"))?).then_some(dir)
 }
 
 /// MemAvailable in bytes; zero if it cannot be read.
