@@ -28,8 +28,9 @@ use crate::ResolverSockets;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of connections on one listener, across all sandboxes.
 const MAX_CONNECTIONS: usize = 2048;
-/// Longest wait for the adoption of a sandbox. Guests repeat a query after about this time.
-const ADOPTION: Duration = Duration::from_secs(5);
+/// Longest wait for the adoption of a sandbox. On a busy host, a reload takes longer than the 5 seconds after which most
+/// clients repeat a query.
+const ADOPTION: Duration = Duration::from_secs(30);
 const ADOPTION_POLL: Duration = Duration::from_millis(10);
 /// Pause after a socket error.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
