@@ -227,6 +227,15 @@ pub(crate) fn image_tools(workspace: &Workspace, progress: Progress) -> Result<(
     install_missing(&store, &list, progress)
 }
 
+/// Installs the programs that `dev/packaging/test.sh` runs.
+pub(crate) fn package_tools(workspace: &Workspace, progress: Progress) -> Result<()> {
+    host::check_system()?;
+    let _lock = lock(&workspace.artifacts(), progress)?;
+    let store = Store::open(&workspace.artifacts(), progress)?;
+    let list = workspace.root().join("dev/packaging/host-packages.txt");
+    install_missing(&store, &list, progress)
+}
+
 /// Fetches the etcd that the tier `cluster` runs.
 pub(crate) fn cluster_tools(workspace: &Workspace, progress: Progress) -> Result<()> {
     host::check_system()?;

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result};
 
 use crate::{
-    dist,
+    dist, prepare,
     progress::Progress,
     stages::{binaries::HostBinaries, interpreter},
     tiers::{
@@ -27,6 +27,10 @@ pub(crate) fn run(
     environment: &TestEnvironment,
     progress: Progress,
 ) -> Result<Outcome> {
+    let has = |program: &&str| tool::output(Command::new(program).arg("--version")).is_ok();
+    if !["systemd-nspawn", "mmdebstrap", "curl"].iter().all(has) {
+        prepare::package_tools(workspace, progress)?;
+    }
     let dir = environment.binaries.clone();
     let binaries = HostBinaries {
         dir: dir.context("the release binaries were not built")?,
