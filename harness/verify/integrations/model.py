@@ -212,4 +212,5 @@ def serve(address: str, port: int, certificate: str | None = None) -> http.serve
 if __name__ == "__main__":
     # model.py ADDRESS PORT [CERTIFICATE]
     serve(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
+    print(f"export OPENAI_BASE_URL=http://{sys.argv[1]}:{sys.argv[2]}/v1 OPENAI_API_KEY={KEY}", flush=True)
     threading.Event().wait()

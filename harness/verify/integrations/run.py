@@ -3,7 +3,8 @@
     run.py --binaries DIR --artifacts DIR [--only TEXT]…
 
 A program passes if it exits with 0 and prints the text of the comment `Prints:` at its end, in which `…` matches any text
-within a line. The last line of output is the number of cases by result. With CUBE_LONG=1, `tasks.py` has 100 tasks. Needs
+within a line. Programs in `frameworks` run in environments of uv, and their rows in `frameworks.md` must have the same
+versions. The last line of output is the number of cases by result. With CUBE_LONG=1, `tasks.py` has 100 tasks. Needs
 root, because it enters its own network namespace (`world.py`).
 """
 
@@ -16,10 +17,13 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 EXAMPLES = ROOT / "examples" / "integrations"
+FRAMEWORKS = sorted((EXAMPLES / "frameworks").glob("with_*"))
+PAGE = ROOT / "docs/use/integrations/frameworks.md"
 INSIDE = "CUBE_INTEGRATIONS_INSIDE"
 
 IS_LONG = os.environ.get("CUBE_LONG") == "1"
@@ -36,8 +40,7 @@ CASES = [
     ("pi/network_policy.py", []),
     ("claude-code/template.py", ["--packages", "{claude-code}"]),
     ("claude-code/run_claude_code.py", []),
-    ("openai-agents/agent.py", []),
-    ("langchain/agent.py", []),
+    *((f"frameworks/{program.name}", []) for program in FRAMEWORKS),
     ("mini-swe-agent/repair.py", []),
     ("mini-swe-agent/tasks.py", TASKS),
     ("pytest/run_tests.py", []),
@@ -49,7 +52,49 @@ CASES = [
     (str(HERE / "egress_speed.py"), ["--rounds", "40" if IS_LONG else "5"]),
 ]
 # Node packages by example, from `package-lock.json` next to the program.
-NPM = ["pi", "claude-code", "browser"]
+NPM = ["pi", "claude-code", "browser", "frameworks"]
+
+
+def requirements(program: pathlib.Path) -> list[str]:
+    """The packages that a program for a framework needs, from its header (PEP 723) or from `package.json`."""
+    text = program.read_text()
+    if program.suffix == ".mjs":
+        versions = json.loads((program.parent / "package.json").read_text())["dependencies"]
+        return [f"{name}=={version}" for name, version in versions.items() if f'"{name}' in text]
+    header = text.partition("# /// script\n")[2].partition("# ///\n")[0]
+    return tomllib.loads(header.replace("# ", ""))["dependencies"]
+
+
+def frameworks_installed(packages: pathlib.Path, node: pathlib.Path, only: list[str]) -> dict[str, list[str]]:
+    """Installs the packages of the programs for frameworks. Returns the words that start a program, by its stem."""
+    commands = {}
+    for program in FRAMEWORKS:
+        if only and not any(text in f"frameworks/{program.name}" for text in only):
+            continue
+        if program.suffix == ".mjs":
+            # Node looks for packages beside the program.
+            copy = packages / "frameworks" / program.name
+            shutil.copy(program, copy)
+            commands[program.stem] = [str(node / "bin/node"), str(copy)]
+            continue
+        uv = str(packages / "venv/bin/uv")
+        done = subprocess.run([uv, "sync", "--quiet", "--script", program], env={**os.environ, **uv_variables(packages)})
+        # uv has printed why, such as a missing Python.
+        if done.returncode == 0:
+            commands[program.stem] = [uv, "run", "--quiet", "--offline", "--script", str(program)]
+    return commands
+
+
+def uv_variables(packages: pathlib.Path) -> dict[str, str]:
+    """uv takes a Python from PATH or from pyenv, whose shims it cannot use."""
+    versions = map(str, pathlib.Path.home().glob(".pyenv/versions/3.*/bin"))
+    others = [entry for entry in os.environ["PATH"].split(":") if not entry.endswith("/.pyenv/shims")]
+    return {
+        "PATH": ":".join(["/usr/bin", *sorted(versions), *others]),
+        "UV_CACHE_DIR": str(packages / "uv"),
+        "UV_NO_BUILD": "1",
+        "UV_PYTHON_DOWNLOADS": "never",
+    }
 
 
 def installed(packages: pathlib.Path, artifacts: pathlib.Path) -> dict[str, str]:
@@ -112,10 +157,18 @@ def enter(arguments: list[str], environment: dict[str, str]) -> None:
 
 
 def documented(program: pathlib.Path) -> str:
-    _, found, comment = program.read_text().partition("# Prints:\n")
+    mark = "// " if program.suffix == ".mjs" else "# "
+    _, found, comment = program.read_text().partition(f"{mark}Prints:\n")
     if not found:
         raise ValueError(f"{program} has no comment with its output")
-    return "".join(line.removeprefix("# ") for line in comment.splitlines(keepends=True))
+    return "".join(line.removeprefix(mark) for line in comment.splitlines(keepends=True))
+
+
+def row_fault(program: pathlib.Path) -> str | None:
+    """Why the row of a program for a framework is not as tested."""
+    packages = ", ".join(re.sub(r"(\[.*\])?==", " ", pin) for pin in requirements(program))
+    row = f"| `{program.name}` | {packages} |"
+    return None if row in PAGE.read_text() else f"{PAGE} has no row that begins with: {row}"
 
 
 def matches(wanted: str, printed: str) -> bool:
@@ -123,11 +176,9 @@ def matches(wanted: str, printed: str) -> bool:
     return re.fullmatch(pattern, printed) is not None
 
 
-def fault(program: pathlib.Path, words: list[str], environment: dict[str, str], work: pathlib.Path) -> str | None:
+def fault(program: pathlib.Path, command: list, environment: dict[str, str], work: pathlib.Path) -> str | None:
     try:
-        done = subprocess.run(
-            [sys.executable, program, *words], env=environment, cwd=work, capture_output=True, text=True, timeout=PATIENCE
-        )
+        done = subprocess.run(command, env=environment, cwd=work, capture_output=True, text=True, timeout=PATIENCE)
     except subprocess.TimeoutExpired as error:
         return f"did not end within {error.timeout} s"
     if done.returncode != 0:
@@ -168,21 +219,25 @@ def main() -> int:
     if INSIDE not in os.environ:
         packages.mkdir(parents=True, exist_ok=True)
         places = installed(packages, options.artifacts)
+        commands = frameworks_installed(packages, pathlib.Path(places["node"]), options.only)
         if options.again:
             for name in ("work", "beyond"):
                 subprocess.run(["rm", "-rf", run / name], check=True)
         else:
             shutil.rmtree(run, ignore_errors=True)
             run.mkdir(mode=0o700)
+        variables = uv_variables(packages)
         environment = {
             **os.environ,
-            INSIDE: json.dumps(places),
-            "PATH": f"{packages / 'venv/bin'}:{places['node']}/bin:{os.environ['PATH']}",
+            **variables,
+            INSIDE: json.dumps({"places": places, "commands": commands}),
+            "PATH": f"{packages / 'venv/bin'}:{places['node']}/bin:{variables['PATH']}",
         }
         # From here on, the script runs in the packages' Python.
         sys.executable = str(packages / "venv/bin/python")
         enter(sys.argv[1:], environment)
-    places = json.loads(os.environ.pop(INSIDE))
+    prepared = json.loads(os.environ.pop(INSIDE))
+    places, commands = prepared["places"], prepared["commands"]
     import model
     from world import API, World
 
@@ -199,7 +254,8 @@ def main() -> int:
             "OPENAI_API_KEY": model.KEY,
             "OPENAI_BASE_URL": f"http://127.0.0.1:{stand_in.server_port}/v1",
             "HOME": str(run),
-            "PYTHONDONTWRITEBYTECODE": "1",
+            # Compiled modules are kept, but not beside the programs.
+            "PYTHONPYCACHEPREFIX": str(packages / "pycache"),
         }
         work = run / "work"
         work.mkdir()
@@ -208,13 +264,16 @@ def main() -> int:
                 continue
             program = EXAMPLES / name
             missing = [w for w in words if w.startswith("{") and w.strip("{}") not in places]
+            if program in FRAMEWORKS and program.stem not in commands:
+                missing = ["its packages"]
             if not program.exists() or missing:
                 print(f"skip {name}: {missing or 'no such program'}")
                 skipped += 1
                 continue
             began = time.monotonic()
             filled = [places[w.strip("{}")] if w.startswith("{") else w for w in words]
-            why = fault(program, filled, environment, work)
+            command = commands.get(program.stem) or [sys.executable, program, *filled]
+            why = fault(program, command, environment, work) or (row_fault(program) if program in FRAMEWORKS else None)
             took = f"{time.monotonic() - began:.1f} s"
             print(f"pass {name}: {took}" if why is None else f"FAIL {name}: {took}: {why}", flush=True)
             passed, failed = passed + (why is None), failed + (why is not None)

@@ -50,6 +50,14 @@ SCRIPTS: dict[str, list[Call | str]] = {
         Call("run_python", {"code": "import platform\nprint(platform.system())"}),
         "It runs Linux.",
     ],
+    # Other frameworks: the tool's name is in the question.
+    **{
+        f"Run uname with {tool}.": [Call(tool, {"command": "uname -s"}), "It runs Linux."]
+        for tool in ("execute", "Execute", "run_bash_command")
+    },
+    "with run_python_code.": [Call("run_python_code", {"code": CODE}), "The mean is 6.0."],
+    # smolagents, which runs the code in the answer
+    "Compute the mean of 3, 5 and 10 with code.": ["<code>\nfinal_answer(sum([3, 5, 10]) / 3)\n</code>"],
     # mini-swe-agent
     "Repair add.py": [
         Call("bash", {"command": "cat add.py"}),

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["langchain==1.5.0", "langchain-openai==1.7.4", "e2b==2.63.0"]
+# ///
 """An agent of LangChain with a tool that runs Python in a sandbox."""
 
 import os
