@@ -23,14 +23,14 @@ pub(crate) enum KeyCommand {
         /// Scope of the key; may be repeated [default: all except metrics:read and nodes:admin]
         #[arg(long = "scope", value_name = "SCOPE")]
         scopes: Vec<String>,
-        /// State directory of the server [default: cube-api's]
+        /// State directory of the server [default: the default of cube-api]
         #[arg(long, value_name = "DIR")]
         state: Option<PathBuf>,
     },
     /// List keys: id, creation, state, scopes and name
     #[command(visible_alias = "ls")]
     List {
-        /// State directory of the server [default: cube-api's]
+        /// State directory of the server [default: the default of cube-api]
         #[arg(long, value_name = "DIR")]
         state: Option<PathBuf>,
     },
@@ -38,7 +38,7 @@ pub(crate) enum KeyCommand {
     Revoke {
         /// Id or name
         key: String,
-        /// State directory of the server [default: cube-api's]
+        /// State directory of the server [default: the default of cube-api]
         #[arg(long, value_name = "DIR")]
         state: Option<PathBuf>,
     },

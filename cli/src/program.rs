@@ -51,7 +51,7 @@ pub(crate) enum Command {
     /// Values that the server adds to outbound requests of sandboxes
     #[command(subcommand)]
     Secret(secret::SecretCommand),
-    /// Nodes: the hosts of a server, and whether they accept new sandboxes
+    /// Nodes of a cluster, and whether they accept new sandboxes
     #[command(subcommand)]
     Node(node::NodeCommand),
     /// Make this host a node of a cluster: init, token, join
@@ -59,7 +59,7 @@ pub(crate) enum Command {
     /// API keys, on the server's host
     #[command(subcommand)]
     Key(key::KeyCommand),
-    /// The server itself: version of its interface, health, counts
+    /// The server itself: health, version, configuration file
     #[command(subcommand)]
     Server(health::ServerCommand),
     /// Serve sandboxes as tools of AI agents, over the Model Context Protocol

@@ -62,7 +62,7 @@ pub(crate) struct Id {
     pub(crate) id: String,
 }
 
-/// Runs a command that does not attach. `exec` and `shell` have their own exit codes.
+/// Runs a command. Returns the program's exit code for `exec` and `shell`, otherwise 0.
 pub(crate) fn run(context: &Context, command: &SandboxCommand) -> Result<u8, Failure> {
     match command {
         SandboxCommand::Create(args) => lifecycle::create(context, args),

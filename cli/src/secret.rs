@@ -15,7 +15,7 @@ use crate::{context::Context, failure::Failure, output::time, server::segment};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum SecretCommand {
-    /// Store a value, read from standard input, and print the placeholder for rules
+    /// Store a value from standard input, and print the placeholder for rules
     Create {
         /// Name: letters, digits, - and _; stored in lower case
         name: String,
@@ -36,7 +36,7 @@ pub(crate) enum SecretCommand {
         /// Id or name
         secret: String,
     },
-    /// Store a new value, read from standard input; it applies to the next request of each sandbox
+    /// Store a new value from standard input; it applies to the next request of each sandbox
     Update {
         /// Id or name
         secret: String,

@@ -34,7 +34,7 @@ pub enum RunEvent {
         round: u32,
         subject: Subject,
         row: Row,
-        /// Base time of the arrivals.
+        /// Time from which the arrivals are counted.
         base_ns: u64,
         /// Mean rate of the arrivals, if the scenario has several.
         #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -64,7 +64,7 @@ pub enum ClusterEvent {
     Detached,
     /// etcd responds again.
     Attached,
-    /// etcd is older than before, because it was restored from a backup.
+    /// etcd's data is older than before, because it was restored from a backup.
     HistoryLost { had: u64, found: u64 },
 }
 

@@ -43,7 +43,7 @@ pub(super) struct CreateArgs {
     /// Id of the template, which is its name [default: derived from the image and the flags]
     #[arg(long, value_name = "ID", conflicts_with = "alias")]
     template_id: Option<String>,
-    /// Name of the template, which is its id
+    /// The same as --template-id
     #[arg(long)]
     alias: Option<String>,
     /// Word of the command that replaces the image's ENTRYPOINT; may be repeated

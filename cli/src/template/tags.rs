@@ -12,7 +12,7 @@ pub(crate) struct TagArgs {
     /// Build to tag: name, or name:tag
     #[arg(value_name = "TEMPLATE")]
     target: String,
-    /// The tags; each one moves here from the build of this template that has it
+    /// Tags to add; each is removed from the build of this template that has it
     #[arg(value_name = "TAG", required = true)]
     tags: Vec<String>,
 }

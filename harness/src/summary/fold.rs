@@ -33,9 +33,9 @@ pub struct Summary {
     pub clones: Vec<Attempt>,
     /// Measured starts of the comparison rounds.
     pub beside: Vec<Attempt>,
-    /// Systems of a comparison; empty without peers.
+    /// Systems of a comparison; empty without other systems.
     pub systems: Vec<System>,
-    /// Measured starts of each peer, by position in the scenario.
+    /// Measured starts of each other system, by position in the scenario.
     pub peers: BTreeMap<u16, Vec<Attempt>>,
     /// Measured starts of the baseline.
     pub baseline: Vec<Attempt>,
@@ -80,7 +80,7 @@ pub(crate) const CLUSTERS: usize = 20;
 /// Start and end of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoundTimes {
-    /// Base time of the arrivals.
+    /// Time from which the arrivals are counted.
     pub base_ns: u64,
     /// `None` if the round did not end before the last recorded event.
     pub end_ns: Option<u64>,
@@ -322,7 +322,7 @@ impl Summary {
         self.slope_of(|point| Some(*point.meminfo.get(line)? as f64))
     }
 
-    /// Increase of a value of a sample per clone.
+    /// Increase per clone of a value of the samples.
     #[must_use]
     pub fn slope_of(&self, bytes: impl Fn(&MemoryPoint) -> Option<f64>) -> Option<Slope> {
         let points: Vec<Point> = self

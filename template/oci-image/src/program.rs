@@ -187,7 +187,7 @@ impl Worker {
             None if status.success() => None,
             Some(libc::SIGXCPU) => Some(ConvertError::Cpu(self.resources.cpu_seconds)),
             Some(libc::SIGKILL) => Some(ConvertError::Killed),
-            // Rust aborts when an allocation fails. A panic sends a reply first.
+            // Rust aborts when an allocation fails. A panic aborts too, but sends a response first.
             Some(libc::SIGABRT) => Some(ConvertError::Memory(self.resources.memory)),
             _ => Some(ConvertError::Ended(status)),
         }
@@ -217,7 +217,7 @@ mod tests {
         let read = |name: &str| fs::read_to_string(format!("/proc/{}/{name}", worker.child.id()));
         let stat = read("stat").unwrap();
         let (_, fields) = stat.rsplit_once(") ").unwrap();
-        // proc(5): the 19th field; the text begins with the third.
+        // The nice value is field 19 in proc(5), and `fields` begins with field 3.
         assert_eq!(fields.split(' ').nth(16), Some("19"), "{stat}");
         assert_eq!(read("oom_score_adj").unwrap().trim(), "1000");
         let moved = fs::read_to_string(&procs).unwrap();

@@ -264,7 +264,7 @@ impl<M: Machinery> Owner<M> {
             None => t.finish(&build.build_id, Ok(pool_id.clone()), unix_ms()),
         };
         let done = self.change(&build.template_id, finish).await;
-        // The names may have moved to another build in the meantime.
+        // Removed unless it is needed: its names may already belong to another build.
         self.unneeded.insert(pool_id);
         done.map_err(|why| Reason::new(model::chain(&why)))
     }

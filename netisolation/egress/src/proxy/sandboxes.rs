@@ -52,7 +52,7 @@ struct Budget {
     filled: Instant,
 }
 
-/// One connection of a sandbox, until it is dropped.
+/// Counts as a connection of the sandbox until it is dropped.
 pub(crate) struct Membership {
     sandbox: Arc<Sandbox>,
     settings: Settings,
