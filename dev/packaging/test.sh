@@ -151,7 +151,7 @@ check earlier-options-warned "" inside sh -c 'journalctl -u cube-api -n 200 -o c
 # The package of the code interpreter, beside the running server.
 cell() { # CODE RESULT
 	local sandbox
-	sandbox=$(ask POST /v2/sandboxes '{"templateID":"code-interpreter-v1","timeout":60,"secure":false}' | field sandboxID)
+	sandbox=$(ask POST /sandboxes '{"templateID":"code-interpreter-v1","timeout":60,"secure":false}' | field sandboxID)
 	[ -n "$sandbox" ] && ask POST "/sandbox/$sandbox/49999/execute" "{\"code\":\"$1\"}" | grep -q "$2"
 }
 absent=$(nsenter -t "$init" -n -- curl --silent --request POST --header "X-API-Key: $key" --header 'Content-Type: application/json' \
